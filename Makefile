@@ -1,0 +1,47 @@
+# make demo   run ops on photographs and see which kernel ran
+# make test   run the tests
+# make check  everything that CI runs
+# make fix    repair format and lint
+# PYTHON=python3.12 make demo   with a Python of your choice
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+RUN := .venv/bin
+SOURCES := tileops-core tileops-backend-example tests tools conftest.py
+STAGES := format lint types imports wheels
+
+.PHONY: demo test gpu check fix environment $(STAGES)
+
+demo: environment
+	@$(RUN)/tileops demo
+
+test: environment
+	@$(RUN)/python -m pytest -q
+
+gpu: environment
+	@$(RUN)/python -m pytest -q -m gpu
+
+check: test $(STAGES)
+
+environment:
+	@test -n "$(PYTHON)" || { echo "tileops needs Python 3.10 or later, and none is on PATH; give one: make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) tools/environment.py .venv
+
+format: environment
+	@$(RUN)/python tools/timed.py $@ $(RUN)/ruff format --check --quiet $(SOURCES)
+
+lint: environment
+	@$(RUN)/python tools/timed.py $@ $(RUN)/ruff check --quiet $(SOURCES)
+
+types: environment
+	@$(RUN)/python tools/timed.py $@ $(RUN)/pyright --pythonpath $(RUN)/python
+
+imports: environment
+	@$(RUN)/python tools/timed.py $@ $(RUN)/lint-imports --no-cache
+
+wheels: environment
+	@$(RUN)/python tools/timed.py $@ $(RUN)/python tools/check_wheels.py
+
+fix: environment
+	@$(RUN)/ruff format $(SOURCES)
+	@$(RUN)/ruff check --fix $(SOURCES)

@@ -1,0 +1,113 @@
+"""Tensor operators for PyTorch in which one op can have many kernels and each call finds the right one.
+
+    from tileops.norm import LayerNormFwdOp
+
+    y = LayerNormFwdOp((4096,))(x, weight, bias)
+
+Names are resolved on first use: `import tileops` imports neither an op nor a compiler, and loads no backend.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tileops.backend import register_kernel_builder, register_kernel_type, unregister_kernel_type
+    from tileops.call_spec import CallSpec, SizeClass
+    from tileops.device import DeviceFacts, at_least
+    from tileops.errors import (
+        AmbiguousDispatchError,
+        BackendError,
+        BackendLoadWarning,
+        BuildError,
+        DeclarationError,
+        InputError,
+        KernelFaultWarning,
+        OpNotAvailableError,
+        RegistrationError,
+        TileopsError,
+        UnknownTargetError,
+    )
+    from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
+    from tileops.ops import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+    from tileops.ops.op_base import Op, clear
+    from tileops.verdict import IN_TREE, Selection, Verdict
+
+_HOME: Final = {
+    "IN_TREE": "verdict",
+    "AmbiguousDispatchError": "errors",
+    "BackendError": "errors",
+    "BackendLoadWarning": "errors",
+    "BatchNormFwdOp": "ops",
+    "BuildError": "errors",
+    "CallSpec": "call_spec",
+    "DeclarationError": "errors",
+    "DeviceFacts": "device",
+    "Entry": "kernels.kernel_base",
+    "InputError": "errors",
+    "Kernel": "kernels.kernel_base",
+    "KernelFaultWarning": "errors",
+    "KernelInterface": "kernels.kernel_base",
+    "LayerNormFwdOp": "ops",
+    "Op": "ops.op_base",
+    "OpNotAvailableError": "errors",
+    "RMSNormFwdOp": "ops",
+    "RegistrationError": "errors",
+    "Selection": "verdict",
+    "SizeClass": "call_spec",
+    "TileopsError": "errors",
+    "UnknownTargetError": "errors",
+    "Verdict": "verdict",
+    "at_least": "device",
+    "clear": "ops.op_base",
+    "register_kernel_builder": "backend",
+    "register_kernel_type": "backend",
+    "unregister_kernel_type": "backend",
+}
+
+__all__ = [
+    "IN_TREE",
+    "AmbiguousDispatchError",
+    "BackendError",
+    "BackendLoadWarning",
+    "BatchNormFwdOp",
+    "BuildError",
+    "CallSpec",
+    "DeclarationError",
+    "DeviceFacts",
+    "Entry",
+    "InputError",
+    "Kernel",
+    "KernelFaultWarning",
+    "KernelInterface",
+    "LayerNormFwdOp",
+    "Op",
+    "OpNotAvailableError",
+    "RMSNormFwdOp",
+    "RegistrationError",
+    "Selection",
+    "SizeClass",
+    "TileopsError",
+    "UnknownTargetError",
+    "Verdict",
+    "at_least",
+    "clear",
+    "register_kernel_builder",
+    "register_kernel_type",
+    "unregister_kernel_type",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("tileops-core")
+    if name not in _HOME:
+        raise AttributeError(f"module 'tileops' has no attribute {name!r}; it has: {', '.join(_HOME)}")
+    return getattr(importlib.import_module(f"tileops.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,153 @@
+"""What authors of backends import: registration, hooks, targets, and what became of installed backends.
+
+A backend is a distribution with an entry point in the group `tileops.backends`:
+
+    [project.entry-points."tileops.backends"]
+    acme = "tileops_backend_acme"
+
+The value is a module, an object with hooks, or a function. It registers at import by calling the functions
+below, or implements the hooks that `hookimpl` marks. Users install it and change no code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tileops.backend.discovery import POLICY_VARIABLE
+from tileops.backend.hooks import RegisterDeviceFacts, RegisterKernelBuilder, RegisterKernelType, hookimpl
+from tileops.backend.loading import Recorder, load, owner_of_caller
+from tileops.backend.registration import LOCAL, commit, registry
+from tileops.backend.status import BackendRecord, State
+from tileops.backend.targets import TensorSpec, registered_targets
+from tileops.catalogue import find_op, op_names
+from tileops.device import DeviceFacts, at_least
+from tileops.errors import (
+    AmbiguousDispatchError,
+    BackendError,
+    BackendLoadWarning,
+    BuildError,
+    DeclarationError,
+    KernelFaultWarning,
+    OpNotAvailableError,
+    RegistrationError,
+    UnknownTargetError,
+)
+from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
+from tileops.verdict import IN_TREE
+
+__all__ = [
+    "IN_TREE",
+    "POLICY_VARIABLE",
+    "AmbiguousDispatchError",
+    "BackendError",
+    "BackendLoadWarning",
+    "BackendRecord",
+    "BuildError",
+    "DeclarationError",
+    "DeviceFacts",
+    "Entry",
+    "Kernel",
+    "KernelFaultWarning",
+    "KernelInterface",
+    "OpNotAvailableError",
+    "RegisterDeviceFacts",
+    "RegisterKernelBuilder",
+    "RegisterKernelType",
+    "RegistrationError",
+    "State",
+    "TensorSpec",
+    "UnknownTargetError",
+    "at_least",
+    "hookimpl",
+    "load",
+    "note",
+    "register_device_facts",
+    "register_kernel_builder",
+    "register_kernel_type",
+    "registered_targets",
+    "status",
+    "unregister_kernel_type",
+]
+
+
+def register_kernel_type(op: str, key: str, cls: type[Kernel[Any]]) -> None:
+    """Add an implementation to an op. It takes effect at the next call of every instance of the op.
+
+    Args:
+        op: The op class's name, "LayerNormFwdOp". An op that this release does not have is kept and noted, and
+            served when it appears.
+        key: A name of yours for the implementation, in lower case: "short_rows". Tables and messages show it
+            behind the backend's name, `acme:short_rows`, or `local:short_rows` where a program registers.
+        cls: A subclass of one or more of the op's kernel interfaces.
+
+    Raises:
+        DeclarationError: The class fits no interface of the op, or declares what cannot hold.
+        RegistrationError: The key is taken by another class. The same class again is no error.
+    """
+    owner = owner_of_caller(2)
+    Recorder(lambda: owner).register_kernel_type(op, key, cls)
+
+
+def unregister_kernel_type(op: str, key: str) -> None:
+    """Take back what the program registered under `key` (with or without `local:`) for the op called `op`.
+
+    Raises:
+        RegistrationError: Nothing of the program is registered there; it lists what is.
+    """
+    bare = key.removeprefix(f"{LOCAL.name}:")
+    unit = registry().units.get(LOCAL.name)
+    kernels = () if unit is None else unit.kernels
+    kept = tuple(item for item in kernels if (item[0], item[1].key) != (op, bare))
+    if unit is None or kept == kernels:
+        known = ", ".join(f"{name} {implementation.key!r}" for name, implementation in kernels) or "nothing"
+        raise RegistrationError(f"the program has registered no {bare!r} for {op}; it has registered: {known}")
+    commit(type(unit)(unit.owner, kept, unit.builders, unit.readers, unit.notes))
+
+
+def register_kernel_builder(op: str, target: str, build_kernel: Callable[..., Any]) -> None:
+    """Let a target take over a whole op.
+
+    Args:
+        op: The op class's name.
+        target: The target's name, which users pass as `target=`.
+        build_kernel: Called `build_kernel(*TensorSpec | None in signature order, **params)` with the op's
+            constructor parameters; returns a callable that takes the op's tensors and returns its result.
+            Asked once for equal specs and parameters.
+
+    Raises:
+        RegistrationError: Somebody else has a builder for that op and target, or it is not callable.
+    """
+    owner = owner_of_caller(2)
+    Recorder(lambda: owner).register_kernel_builder(op, target, build_kernel)
+
+
+def register_device_facts(device_type: str, read: Callable[[Any], DeviceFacts]) -> None:
+    """Tell the facts of devices of a type that tileops does not know.
+
+    Args:
+        device_type: The `torch.device` type, such as "npu". "cuda" and "cpu" are read by tileops.
+        read: Called `read(device)`, once for each device; returns `DeviceFacts`.
+    """
+    owner = owner_of_caller(2)
+    Recorder(lambda: owner).register_device_facts(device_type, read)
+
+
+def note(reason: str) -> None:
+    """Add a line to the record of the backend that calls, shown by `status()` and in later errors.
+
+    For what a backend leaves out on this machine, and why: "no C++ compiler; torch kernels only".
+    """
+    owner = owner_of_caller(2)
+    Recorder(lambda: owner).note(reason)
+
+
+def status() -> tuple[BackendRecord, ...]:
+    """What became of each installed backend, and what the program registered itself, in order of name."""
+    load()
+    return registry().records
+
+
+def known_ops() -> tuple[str, ...]:
+    """The names of the ops of this release, sorted."""
+    return tuple(name for name in op_names() if find_op(name) is not None)

@@ -1,0 +1,227 @@
+"""What is registered, by whom: kernels, builders of whole ops, readers of device facts.
+
+Everything that is registered belongs to an owner, the distribution that registered it or `local`. An owner's
+registrations are collected in a `Unit` and taken whole or not at all; the whole table is one immutable
+`Registry`, swapped by an assignment, so that readers take no lock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from tileops.backend.status import BackendRecord
+from tileops.catalogue import find_op, meant, op_names
+from tileops.device import FactsReader, set_facts_readers
+from tileops.errors import RegistrationError
+from tileops.kernels.kernel_base import Kernel, check_kernel_class
+from tileops.verdict import Owner
+
+LOCAL: Final = Owner("local")
+"""The owner of what a program registers itself."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Implementation:
+    """A kernel class under a key: one candidate of its interfaces.
+
+    Args:
+        key: The key as its owner wrote it.
+        cls: The class.
+        owner: Who registered it.
+    """
+
+    key: str
+    cls: type[Kernel[Any]]
+    owner: Owner
+
+    @property
+    def full_key(self) -> str:
+        """The key as every table and message writes it: `held_row`, `acme:row`."""
+        return self.owner.full_key(self.key)
+
+
+@dataclasses.dataclass(frozen=True)
+class Builder:
+    """What builds a target's kernel for one op.
+
+    Args:
+        op: The op's name.
+        target: The target's name.
+        build: Called `build(*TensorSpec | None in signature order, **params)`; returns a callable.
+        owner: Who registered it.
+    """
+
+    op: str
+    target: str
+    build: Callable[..., Any]
+    owner: Owner
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """What one owner registered: taken whole or not at all.
+
+    Args:
+        owner: The owner.
+        kernels: Its implementations, with the op each is for.
+        builders: Its builders.
+        readers: Its readers of device facts, by device type.
+        notes: What it says about itself.
+    """
+
+    owner: Owner
+    kernels: tuple[tuple[str, Implementation], ...] = ()
+    builders: tuple[Builder, ...] = ()
+    readers: tuple[tuple[str, FactsReader], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing at all was registered."""
+        return not (self.kernels or self.builders or self.readers)
+
+    def with_kernel(self, op: str, key: str, cls: type[Kernel[Any]]) -> Unit:
+        """This unit and one more implementation; itself where the very same is in it already."""
+        for known_op, known in self.kernels:
+            if (known_op, known.key) == (op, key):
+                if known.cls is cls:
+                    return self
+                raise RegistrationError(
+                    f"{op} has {self.owner.full_key(key)!r} already, {_name(known.cls)}; {_name(cls)} needs another "
+                    f"key, or unregister_kernel_type({op!r}, {key!r}) first"
+                )
+        _check_against_op(op, key, cls)
+        return dataclasses.replace(self, kernels=(*self.kernels, (op, Implementation(key, cls, self.owner))))
+
+    def with_builder(self, op: str, target: str, build: Callable[..., Any]) -> Unit:
+        """This unit and one more builder."""
+        if not callable(build):
+            raise RegistrationError(f"the builder of target {target!r} for {op} is {build!r}, which nobody can call")
+        if any((known.op, known.target) == (op, target) and known.build is not build for known in self.builders):
+            raise RegistrationError(f"target {target!r} has a builder for {op} already")
+        if any((known.op, known.target) == (op, target) for known in self.builders):
+            return self
+        return dataclasses.replace(self, builders=(*self.builders, Builder(op, target, build, self.owner)))
+
+    def with_reader(self, device_type: str, read: FactsReader) -> Unit:
+        """This unit and one more reader of device facts."""
+        if device_type in ("cuda", "cpu"):
+            raise RegistrationError(f"the facts of {device_type!r} are read by tileops itself")
+        return dataclasses.replace(self, readers=(*self.readers, (device_type, read)))
+
+    def with_note(self, note: str) -> Unit:
+        """This unit and one more note."""
+        return self if note in self.notes else dataclasses.replace(self, notes=(*self.notes, note))
+
+    def lines(self) -> tuple[str, ...]:
+        """What is registered, as lines for a reader."""
+        kernels = (f"{op}: {implementation.full_key}" for op, implementation in self.kernels)
+        builders = (f"{builder.op}: target {builder.target}" for builder in self.builders)
+        readers = (f"device facts of {device_type}" for device_type, _ in self.readers)
+        return (*kernels, *builders, *readers)
+
+    def unknown_ops(self) -> tuple[str, ...]:
+        """Notes on the ops it registers for that this release does not have."""
+        known = op_names()
+        names = dict.fromkeys([op for op, _ in self.kernels] + [builder.op for builder in self.builders])
+        return tuple(
+            f"registers for {op!r}, an op that this release does not have{meant(op, known)}"
+            for op in names
+            if op not in known
+        )
+
+
+def _check_against_op(op: str, key: str, cls: type[Kernel[Any]]) -> None:
+    """Check the class against its op. One that this release does not have is checked when it appears."""
+    known = find_op(op)
+    if known is not None:
+        check_kernel_class(key, cls, known.interfaces.values())
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Registry:
+    """Everything that is registered now. Immutable.
+
+    Args:
+        units: The committed units by owner name, in order of name.
+        records: What became of each installed backend, in order of name.
+        loaded: Whether installed backends were looked for.
+    """
+
+    units: Mapping[str, Unit] = dataclasses.field(default_factory=dict[str, Unit])
+    records: tuple[BackendRecord, ...] = ()
+    loaded: bool = False
+
+    def implementations(self, op: str) -> tuple[Implementation, ...]:
+        """What is registered for the op called `op`."""
+        return tuple(found for unit in self.units.values() for name, found in unit.kernels if name == op)
+
+    def builders(self) -> tuple[Builder, ...]:
+        """Every builder of every target."""
+        return tuple(builder for unit in self.units.values() for builder in unit.builders)
+
+    def remarks(self) -> tuple[str, ...]:
+        """The lines that backends add to an error about a missing kernel."""
+        return tuple(line for record in self.records for line in record.remarks())
+
+
+_registry = Registry()
+_lock: Final = threading.RLock()
+_listeners: Final[list[Callable[[], None]]] = []
+
+
+def registry() -> Registry:
+    """What is registered now: a value that never changes."""
+    return _registry
+
+
+def when_registry_changes(listener: Callable[[], None]) -> None:
+    """Have `listener` called after every change, so that tables made from the old registry are dropped."""
+    _listeners.append(listener)
+
+
+def update_registry(change: Callable[[Registry], Registry]) -> None:
+    """Swap the registry for `change` of it. `change` does table work only: no import, no user code."""
+    global _registry  # noqa: PLW0603 - the one place that swaps it
+    with _lock:
+        _registry = change(_registry)
+        set_facts_readers({kind: read for unit in _registry.units.values() for kind, read in unit.readers})
+        for listener in _listeners:
+            listener()
+
+
+def commit(unit: Unit) -> None:
+    """Make `unit` the registrations of its owner, in place of what the owner had."""
+    update_registry(
+        lambda old: dataclasses.replace(
+            old, units=dict(sorted({**old.units, unit.owner.name: unit}.items())), records=_with_local(old, unit)
+        )
+    )
+
+
+def _with_local(old: Registry, unit: Unit) -> tuple[BackendRecord, ...]:
+    """The records, with the one of `local` made anew where that is what changes."""
+    if unit.owner != LOCAL:
+        return old.records
+    record = BackendRecord(LOCAL.name, registered=unit.lines(), notes=(*unit.notes, *unit.unknown_ops()))
+    others = [known for known in old.records if known.name != LOCAL.name]
+    return tuple(sorted([*others, record], key=lambda known: known.name))
+
+
+def check_targets(unit: Unit, others: Iterable[Unit]) -> None:
+    """Raise where `unit` claims an (op, target) that somebody else has."""
+    taken = {(b.op, b.target): b for other in others if other.owner != unit.owner for b in other.builders}
+    for builder in unit.builders:
+        holder = taken.get((builder.op, builder.target))
+        if holder is not None:
+            raise RegistrationError(
+                f"target {builder.target!r} has a builder for {builder.op} already, from "
+                f"{holder.owner.distribution or holder.owner.name}"
+            )

@@ -1,0 +1,114 @@
+"""The exceptions of the library.
+
+    TileopsError
+    ├── InputError (ValueError)          an argument of an op call
+    ├── DeclarationError (TypeError)     what a kernel class, a call spec or an op class declares
+    ├── BackendError (ValueError)        what concerns backends and kernels
+    │   ├── OpNotAvailableError          no kernel serves the call
+    │   ├── AmbiguousDispatchError       several kernels serve it and none is preferred
+    │   ├── UnknownTargetError           a target that nobody registered
+    │   ├── RegistrationError            a registration that cannot be taken
+    │   └── BuildError (RuntimeError)    a kernel could not be built
+    BackendLoadWarning (RuntimeWarning)  an installed backend was skipped
+    KernelFaultWarning (RuntimeWarning)  a kernel class misbehaved when it was asked about a call
+
+Messages of selection errors are rendered from a `Selection`, which the error carries.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tileops.verdict import Failure, Selection, Verdict
+
+if TYPE_CHECKING:
+    from tileops.call_spec import CallSpec
+
+
+class TileopsError(Exception):
+    """Whatever the library raises on purpose."""
+
+
+class InputError(TileopsError, ValueError):
+    """An argument of an op call has the wrong shape, dtype, device or layout, or must not be given."""
+
+
+class DeclarationError(TileopsError, TypeError):
+    """A kernel class, a call spec or an op class declares something that cannot hold."""
+
+
+class BackendError(TileopsError, ValueError):
+    """Something about backends: registration, targets, availability."""
+
+
+class SelectionError(BackendError):
+    """No single kernel for a call. Carries the selection, with every verdict."""
+
+    def __init__(self, selection: Selection) -> None:
+        super().__init__(str(selection))
+        self.selection = selection
+
+    def __reduce__(self) -> tuple[type[SelectionError], tuple[Selection]]:
+        """Pickle as what it was made of, so that it crosses process borders whole."""
+        return type(self), (self.selection,)
+
+    @property
+    def op(self) -> str:
+        """The op class's name."""
+        return self.selection.op
+
+    @property
+    def interface(self) -> str:
+        """The kernel interface's name in the op."""
+        return self.selection.interface
+
+    @property
+    def call(self) -> CallSpec:
+        """The call spec."""
+        return self.selection.call
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Every implementation's answer."""
+        return self.selection.verdicts
+
+
+class OpNotAvailableError(SelectionError):
+    """No implementation can run on the device, or none of those that can serves the call."""
+
+
+class AmbiguousDispatchError(SelectionError):
+    """Several implementations serve the call and none is preferred over the others."""
+
+
+class UnknownTargetError(BackendError):
+    """A target that nobody registered, or one that has nothing for the op."""
+
+
+class RegistrationError(BackendError):
+    """A registration that cannot be taken: a key that is used, a class that fits no interface."""
+
+
+class BuildError(BackendError, RuntimeError):
+    """An implementation was selected and could not be built. The cause is chained; the next call tries again."""
+
+
+class BackendLoadWarning(RuntimeWarning):
+    """An installed backend was skipped. Says which, why, and what to do."""
+
+
+class KernelFaultWarning(RuntimeWarning):
+    """A kernel class raised, or answered nonsense, when it was asked about a call. It counts as a refusal."""
+
+
+_ERROR_OF: Final[dict[Failure, type[SelectionError]]] = {
+    Failure.NO_DEVICE: OpNotAvailableError,
+    Failure.NOT_SERVED: OpNotAvailableError,
+    Failure.AMBIGUOUS: AmbiguousDispatchError,
+}
+
+
+def selection_error(selection: Selection) -> SelectionError:
+    """The error that tells `selection`, which has no winner."""
+    assert selection.failure is not None
+    return _ERROR_OF[selection.failure](selection)

@@ -1,0 +1,1 @@
+"""Kernel interfaces and the in-tree kernels, one package per interface family."""

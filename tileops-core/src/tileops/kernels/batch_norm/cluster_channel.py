@@ -1,0 +1,101 @@
+"""Batch norm in training, one cluster of blocks a channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from tileops.device import at_least
+from tileops.kernels.batch_norm.interface import BatchNormTrain, BatchNormTrainCall
+from tileops.kernels.batch_norm.regions import (
+    CLUSTER_ARCH,
+    CLUSTER_BLOCKS,
+    CLUSTER_THREADS,
+    ClusterPlan,
+    cluster_plan,
+    other_region,
+    vector_width,
+)
+
+
+@final
+class ClusterChannelBatchNorm(BatchNormTrain):
+    """One cluster of up to 8 blocks a channel: too long for one block, or with fewer channels than SMs."""
+
+    supported_archs = at_least(CLUSTER_ARCH)
+
+    @classmethod
+    def refusal(cls, call: BatchNormTrainCall) -> str | None:
+        """None where a cluster's registers and shared memory hold a channel, and one block's do not or are few."""
+        return other_region(
+            call,
+            "cluster_channel",
+            f"runs of a line or more, channels that up to {CLUSTER_BLOCKS} blocks hold on chip but one does not, "
+            "or too few for one block each",
+        )
+
+    @classmethod
+    def entry_for(cls, call: BatchNormTrainCall) -> tuple[Hashable, Callable[[], ClusterChannelBatchNorm]]:
+        """Batch sizes share a program as far as they ask for the same cluster."""
+        facts = (call.device, call.c, call.spatial, call.dtype, call.weight_dtype, call.bias_dtype, call.running)
+        return (*facts, call.eps, call.momentum, _plan(call)), lambda: cls(call)
+
+    def __init__(self, call: BatchNormTrainCall | None = None) -> None:
+        super().__init__(call)
+        assert call is not None
+        from tileops.kernels.batch_norm.cluster_channel_program import cluster_channel_program
+
+        plan = _plan(call)
+        self._shape = (call.c, call.spatial)
+        self._launch: Callable[..., Any] = cluster_channel_program(
+            call.arch,
+            call.c,
+            call.spatial,
+            call.dtype,
+            call.weight_dtype,
+            call.bias_dtype,
+            call.running,
+            call.eps,
+            call.momentum,
+            vector=vector_width(call.spatial, call.dtype),
+            blocks=plan.blocks,
+            threads=plan.threads,
+            held_steps=plan.held,
+            parked_steps=plan.parked,
+            min_blocks=2 if plan.threads == CLUSTER_THREADS else 1,
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One launch. `mean` stands in for every tensor that is absent: the program does not read those."""
+        c, spatial = self._shape
+        shape, strides = (x.shape[0], c, spatial), (c * spatial, spatial, 1)
+        y = torch.empty_like(x)
+        mean = x.new_empty(c, dtype=torch.float32)
+        invstd = torch.empty_like(mean)
+        self._launch(
+            x.as_strided(shape, strides),
+            mean if running_mean is None else running_mean,
+            mean if running_var is None else running_var,
+            mean if weight is None else weight,
+            mean if bias is None else bias,
+            y.as_strided(shape, strides),
+            mean,
+            invstd,
+        )
+        return y, mean, invstd
+
+
+def _plan(call: BatchNormTrainCall) -> ClusterPlan:
+    plan = cluster_plan(call)
+    assert plan is not None, "refused"
+    return plan

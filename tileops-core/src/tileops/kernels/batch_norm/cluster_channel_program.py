@@ -1,0 +1,207 @@
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+"""One cluster of blocks a channel, each holding a part of it: one read, one write, one launch.
+
+Every block takes the moments of its part and puts them into the shared memory of all blocks of its cluster; each
+then merges the same moments in the same order. What registers do not hold is parked in shared memory, each
+thread's values in a place of its own, so that no barrier is needed for them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+from tileops.kernels.batch_norm.statistics_program import (
+    FLOAT32,
+    affine_dtype,
+    held_square_sum,
+    held_sum,
+    hold,
+    keep_statistics,
+    locate,
+    read_affine,
+    store_held,
+)
+from tileops.kernels.shared_program import WARP, block_sum, compile_program, merge_moments, tilelang_dtype
+
+__all__ = ["cluster_channel_program"]
+
+
+@T.macro
+def park(x, parked, channel, thread, first, stride, items, steps: int, run_vectors: int, vector: int, element):
+    """Copy further vectors of the channel into shared memory, by way of registers."""
+    at = T.alloc_local((2,), "int32")
+    passing = T.alloc_local((steps, vector), element)
+    for step in T.unroll(steps):
+        if first + step * stride < items:
+            locate(at, first + step * stride, run_vectors)
+            for lane in T.vectorized(vector):
+                passing[step, lane] = x[at[0], channel, at[1] * vector + lane]
+    for step in T.unroll(steps):
+        for lane in T.vectorized(vector):
+            parked[step, thread, lane] = passing[step, lane]
+
+
+@T.macro
+def parked_sum(sums, parked, thread, first, stride, items, steps: int, vector: int, element):
+    """``held_sum`` of the values parked, one vector at a time."""
+    one = T.alloc_local((1, vector), element)
+    for step in T.unroll(steps):
+        for lane in T.vectorized(vector):
+            one[0, lane] = parked[step, thread, lane]
+        held_sum(sums, one, first + step * stride, stride, items, 1, vector)
+
+
+@T.macro
+def parked_square_sum(squares, parked, centre, thread, first, stride, items, steps: int, vector: int, element):
+    """``held_square_sum`` of the values parked, one vector at a time."""
+    one = T.alloc_local((1, vector), element)
+    for step in T.unroll(steps):
+        for lane in T.vectorized(vector):
+            one[0, lane] = parked[step, thread, lane]
+        held_square_sum(squares, one, centre, first + step * stride, stride, items, 1, vector)
+
+
+@T.macro
+def store_parked(
+    y, parked, channel, thread, centre, scale, shift, first, stride, items,
+    steps: int, run_vectors: int, vector: int, element,
+):  # fmt: skip
+    """``store_held`` of the values parked, one vector at a time."""
+    one = T.alloc_local((1, vector), element)
+    for step in T.unroll(steps):
+        for lane in T.vectorized(vector):
+            one[0, lane] = parked[step, thread, lane]
+        store_held(
+            y, one, channel, centre, scale, shift, first + step * stride, stride, items, 1, run_vectors, vector, element
+        )
+
+
+@T.macro
+def merge_cluster(moments, mine, peers, rank, thread, blocks: int):
+    """Merge the ``moments`` (float32, local, 3) of a cluster's blocks, in the order of their ranks.
+
+    The caller has announced itself to the cluster: no block may write into one that has not started.
+    """
+    if thread == 0:
+        for i in T.unroll(3):
+            mine[i] = moments[i]
+    T.sync_threads()
+    T.cluster_wait()
+    for block in T.unroll(blocks):
+        T.copy_cluster(mine, peers[rank, :], dst_block=block)
+    T.cluster_sync()
+    for i in T.unroll(3):
+        moments[i] = 0.0
+    for block in T.unroll(blocks):
+        merge_moments(moments, peers[block, 0], peers[block, 1], peers[block, 2])
+
+
+def cluster_channel_program(
+    arch: int,
+    c: int,
+    spatial: int,
+    dtype: torch.dtype,
+    weight_dtype: torch.dtype | None,
+    bias_dtype: torch.dtype | None,
+    running: bool,
+    eps: float,
+    momentum: float,
+    *,
+    vector: int,
+    blocks: int,
+    threads: int,
+    held_steps: int,
+    parked_steps: int,
+    min_blocks: int,
+) -> Callable[..., Any]:
+    """Compile ``(x, running_mean, running_var, weight, bias, y, mean, invstd)``, x and y as (n, c, spatial).
+
+    Serves every batch size up to ``blocks * threads * (held_steps + parked_steps) * vector // spatial``.
+    """
+    element = tilelang_dtype(dtype)
+    run_vectors = spatial // vector
+    warps = threads // WARP
+    stride = blocks * threads
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(
+        x: T.Tensor((n, c, spatial), element),
+        running_mean: T.Tensor((c,), FLOAT32),
+        running_var: T.Tensor((c,), FLOAT32),
+        weight: T.Tensor((c,), affine_dtype(weight_dtype)),
+        bias: T.Tensor((c,), affine_dtype(bias_dtype)),
+        y: T.Tensor((n, c, spatial), element),
+        mean: T.Tensor((c,), FLOAT32),
+        invstd: T.Tensor((c,), FLOAT32),
+    ):
+        with T.ClusterKernel(c * blocks, threads=threads, cluster_dims=(blocks, 1, 1)) as block:
+            T.annotate_min_blocks_per_sm(min_blocks)
+            T.cluster_arrive_relaxed()
+            thread = T.get_thread_binding()
+            channel = block // blocks
+            rank = block % blocks
+            items = n * run_vectors
+            # The blocks take turns, so that a batch size below the class's leaves none of them idle.
+            first = rank * threads + thread
+            first_parked = first + held_steps * stride
+            held = T.alloc_local((held_steps, vector), element)
+            affine = T.alloc_local((2,), FLOAT32)
+            sums = T.alloc_local((2,), FLOAT32)
+            squares = T.alloc_local((1,), FLOAT32)
+            moments = T.alloc_local((3,), FLOAT32)
+            sum_slots = T.alloc_shared((warps, 2), FLOAT32)
+            square_slots = T.alloc_shared((warps, 1), FLOAT32)
+            mine = T.alloc_shared((3,), FLOAT32)
+            peers = T.alloc_shared((blocks, 3), FLOAT32)
+            parked = T.alloc_shared((max(1, parked_steps), threads, vector), element)
+
+            if parked_steps:
+                park(
+                    x, parked, channel, thread, first_parked, stride, items, parked_steps, run_vectors, vector, element
+                )
+            hold(x, held, channel, first, stride, items, held_steps, run_vectors, vector)
+            read_affine(affine, channel, weight, bias, weight_dtype is not None, bias_dtype is not None)
+
+            sums[0] = 0.0
+            sums[1] = 0.0
+            held_sum(sums, held, first, stride, items, held_steps, vector)
+            if parked_steps:
+                parked_sum(sums, parked, thread, first_parked, stride, items, parked_steps, vector, element)
+            block_sum(sums, sum_slots, 2, threads)
+            # A block without a part (a small batch in a wide cluster) counts nothing and centres on 0.
+            centre = T.alloc_var(FLOAT32)
+            centre = sums[0] / T.max(sums[1], 1.0)
+            squares[0] = 0.0
+            held_square_sum(squares, held, centre, first, stride, items, held_steps, vector)
+            if parked_steps:
+                parked_square_sum(
+                    squares, parked, centre, thread, first_parked, stride, items, parked_steps, vector, element
+                )
+            block_sum(squares, square_slots, 1, threads)
+            moments[0] = sums[1]
+            moments[1] = centre
+            moments[2] = squares[0]
+            merge_cluster(moments, mine, peers, rank, thread, blocks)
+
+            scale = T.alloc_var(FLOAT32)
+            scale = T.rsqrt(moments[2] / moments[0] + eps) * affine[0]
+            store_held(
+                y, held, channel, moments[1], scale, affine[1], first, stride, items,
+                held_steps, run_vectors, vector, element,
+            )  # fmt: skip
+            if parked_steps:
+                store_parked(
+                    y, parked, channel, thread, moments[1], scale, affine[1], first_parked, stride, items,
+                    parked_steps, run_vectors, vector, element,
+                )  # fmt: skip
+            if rank == 0:
+                if thread == 0:
+                    keep_statistics(
+                        channel, moments[0], moments[1], moments[2], eps, momentum, running,
+                        mean, invstd, running_mean, running_var,
+                    )  # fmt: skip
+
+    return compile_program(main, arch)

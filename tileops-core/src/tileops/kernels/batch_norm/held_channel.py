@@ -1,0 +1,118 @@
+"""Batch norm in training, one block a channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor
+
+from tileops.device import at_least
+from tileops.kernels.batch_norm.interface import BatchNormTrain, BatchNormTrainCall
+from tileops.kernels.batch_norm.regions import (
+    BLOCK_THREADS,
+    LONE_BLOCK_BYTES,
+    channel_vectors,
+    held_steps,
+    other_region,
+    vector_width,
+)
+
+THREAD_BYTES: Final = 64
+"""Bytes that a thread holds where there are blocks enough: four accesses in flight, and still many threads."""
+
+LEAST_THREADS: Final = 64
+"""Below two warps a block is mostly latency, and an SM's 32 block slots run out before its threads do."""
+
+OTHER_REGISTERS: Final = 36
+"""Registers of a thread beside the data: addresses, sums, the affine pair; read off the compiler's report."""
+
+
+@final
+class HeldChannelBatchNorm(BatchNormTrain):
+    """One block a channel, which its registers hold: channels of up to 128 KiB, where there are many or short ones."""
+
+    supported_archs = at_least(80)
+
+    @classmethod
+    def refusal(cls, call: BatchNormTrainCall) -> str | None:
+        """None where one block holds a channel and there are blocks enough, or little to do for each."""
+        return other_region(
+            call,
+            "held_channel",
+            f"runs of a line or more, up to {BLOCK_THREADS * 64} values a channel in 16 bits and half as many in "
+            f"32, with a channel for every SM or {LONE_BLOCK_BYTES} bytes a channel",
+        )
+
+    @classmethod
+    def entry_for(cls, call: BatchNormTrainCall) -> tuple[Hashable, Callable[[], HeldChannelBatchNorm]]:
+        """Batch sizes share a program as far as they ask for the same block."""
+        facts = (call.device, call.c, call.spatial, call.dtype, call.weight_dtype, call.bias_dtype, call.running)
+        return (*facts, call.eps, call.momentum, *_block(call)), lambda: cls(call)
+
+    def __init__(self, call: BatchNormTrainCall | None = None) -> None:
+        super().__init__(call)
+        assert call is not None
+        from tileops.kernels.batch_norm.held_channel_program import held_channel_program
+
+        threads, steps = _block(call)
+        vector = vector_width(call.spatial, call.dtype)
+        self._shape = (call.c, call.spatial)
+        self._launch: Callable[..., Any] = held_channel_program(
+            call.arch,
+            call.c,
+            call.spatial,
+            call.dtype,
+            call.weight_dtype,
+            call.bias_dtype,
+            call.running,
+            call.eps,
+            call.momentum,
+            vector=vector,
+            threads=threads,
+            steps=steps,
+            min_blocks=_blocks_per_sm(threads, steps * max(1, vector * call.dtype.itemsize // 4)),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One launch. `mean` stands in for every tensor that is absent: the program does not read those."""
+        c, spatial = self._shape
+        shape, strides = (x.shape[0], c, spatial), (c * spatial, spatial, 1)
+        y = torch.empty_like(x)
+        mean = x.new_empty(c, dtype=torch.float32)
+        invstd = torch.empty_like(mean)
+        self._launch(
+            x.as_strided(shape, strides),
+            mean if running_mean is None else running_mean,
+            mean if running_var is None else running_var,
+            mean if weight is None else weight,
+            mean if bias is None else bias,
+            y.as_strided(shape, strides),
+            mean,
+            invstd,
+        )
+        return y, mean, invstd
+
+
+def _block(call: BatchNormTrainCall) -> tuple[int, int]:
+    """(threads, vectors a thread): all threads where blocks are few, else as many as hold THREAD_BYTES each."""
+    vectors = channel_vectors(call)
+    vector = vector_width(call.spatial, call.dtype)
+    each = max(1, THREAD_BYTES // (vector * call.dtype.itemsize)) if call.c >= 2 * call.sm_count else 1
+    threads = LEAST_THREADS
+    while threads < BLOCK_THREADS and threads * min(each, held_steps(vector, call.dtype)) < vectors:
+        threads *= 2
+    return threads, -(-vectors // threads)
+
+
+def _blocks_per_sm(threads: int, data_registers: int) -> int:
+    """How many blocks share an SM's 65536 registers and 1536 threads (2048 on some boards)."""
+    return max(1, min(65536 // (threads * (data_registers + OTHER_REGISTERS)), 1536 // threads))

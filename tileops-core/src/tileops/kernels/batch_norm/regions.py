@@ -1,0 +1,146 @@
+"""Which training implementation serves which call: the one rule that all of their refusals ask.
+
+A channel's values lie in memory as runs of neighbours: `spatial` values long in (N, C, *spatial) order, one
+value long where channels are innermost. Short runs are read across channels, as columns of a matrix; long runs
+are read along the channel. Along the channel the question is who can keep it on chip between the statistics and
+the output, so that it is read from memory once: one block, a cluster of blocks, or nobody.
+
+Sizes are those of the call's size class: the batch size is at most `call.n`, and more than half of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    from tileops.kernels.batch_norm.interface import BatchNormTrainCall
+
+Region = Literal["column", "held_channel", "cluster_channel", "split_channel"]
+
+VECTOR_BYTES: Final = 16
+"""The widest access of one thread."""
+
+LINE_BYTES: Final = 128
+"""A cache line, what one warp asks for at a time. A shorter run leaves part of every request to other channels."""
+
+HELD_REGISTERS: Final = 32
+"""Registers of a thread that hold data: half of the 64 that a thread has where 1024 share an SM's 65536."""
+
+BLOCK_THREADS: Final = 1024
+
+LONE_BLOCK_BYTES: Final = 64 * 1024
+"""What one block reads and writes about as fast as a cluster could: at some 64 bytes a cycle it is one
+microsecond's work, and meeting in a cluster costs as much."""
+
+CLUSTER_THREADS: Final = 512
+"""Threads of a block in a cluster: two such blocks share an SM, so that one reads while the other writes."""
+
+CLUSTER_BLOCKS: Final = 8
+"""The largest cluster that every board with clusters runs."""
+
+CLUSTER_ARCH: Final = 90
+
+PARKING_REGISTERS: Final = 24
+"""Registers of a thread that hold data where it parks more in shared memory: the way there takes some too."""
+
+MOST_PARKED: Final = 16
+"""Vectors that a thread parks: the program writes each out, and narrow ones would make it long, not fast."""
+
+SHARED_RESERVE: Final = 2 * 1024
+"""Shared memory of a block that holds no data: the reductions' slots, and the KiB that the system takes."""
+
+
+def region(call: BatchNormTrainCall) -> Region:
+    """The one implementation that is meant for `call`; the general one may serve others too."""
+    if crosses_channels(call.spatial, call.dtype, call.channels_last):
+        return "column"
+    if fits_block(call) and (call.c >= call.sm_count or channel_bytes(call) <= LONE_BLOCK_BYTES):
+        return "held_channel"
+    if call.arch >= CLUSTER_ARCH and cluster_plan(call) is not None:
+        return "cluster_channel"
+    return "split_channel"
+
+
+def other_region(call: BatchNormTrainCall, mine: Region, serves: str) -> str | None:
+    """The refusal of the implementation called `mine`: None in its own region, else what was met there."""
+    if region(call) == mine:
+        return None
+    order = "channels innermost" if call.channels_last else f"runs of {call.spatial} values"
+    return (
+        f"up to {call.n * call.spatial} values a channel in {order}, {call.c} channels on {call.sm_count} SMs; "
+        f"serves {serves}"
+    )
+
+
+def crosses_channels(spatial: int, dtype: torch.dtype, channels_last: bool) -> bool:
+    """Whether vectors are laid across channels: the values of a channel lie apart or in runs below a line."""
+    return channels_last or spatial == 1 or spatial * dtype.itemsize < LINE_BYTES
+
+
+def columns_of(spatial: int, channels_last: bool) -> int:
+    """Neighbouring columns of one channel where x is a matrix: 1 where channels are innermost, else a run."""
+    return 1 if channels_last else spatial
+
+
+def channel_bytes(call: BatchNormTrainCall) -> int:
+    """Bytes of one channel."""
+    return call.n * call.spatial * call.dtype.itemsize
+
+
+def vector_width(length: int, dtype: torch.dtype) -> int:
+    """The largest power of two of elements that fills at most one access and divides `length`."""
+    width = VECTOR_BYTES // dtype.itemsize
+    return min(width, length & -length)
+
+
+def held_steps(vector: int, dtype: torch.dtype) -> int:
+    """How many vectors a thread can hold. A vector below four bytes takes a register all the same."""
+    return HELD_REGISTERS // max(1, vector * dtype.itemsize // 4)
+
+
+def channel_vectors(call: BatchNormTrainCall) -> int:
+    """Vectors of one channel, each within one run."""
+    return call.n * call.spatial // vector_width(call.spatial, call.dtype)
+
+
+def fits_block(call: BatchNormTrainCall) -> bool:
+    """Whether the registers of one block hold a channel."""
+    vector = vector_width(call.spatial, call.dtype)
+    return channel_vectors(call) <= BLOCK_THREADS * held_steps(vector, call.dtype)
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """How a cluster shares out a channel: `held` vectors a thread in registers, `parked` in shared memory."""
+
+    blocks: int
+    threads: int
+    held: int
+    parked: int
+
+
+def cluster_plan(call: BatchNormTrainCall) -> ClusterPlan | None:
+    """The fewest blocks whose registers hold the channel and whose number fills the chip.
+
+    Where the largest cluster's registers do not suffice, the rest parks in shared memory: first with two blocks
+    an SM, then with one of twice the threads. None where that does not suffice either.
+    """
+    vector = vector_width(call.spatial, call.dtype)
+    most = held_steps(vector, call.dtype)
+    for blocks in (2, 4, CLUSTER_BLOCKS):
+        steps = -(-channel_vectors(call) // (blocks * CLUSTER_THREADS))
+        if steps <= most and (blocks == CLUSTER_BLOCKS or call.c * blocks >= 2 * call.sm_count):
+            return ClusterPlan(blocks, CLUSTER_THREADS, steps, 0)
+    for threads, sharers in ((CLUSTER_THREADS, 2), (BLOCK_THREADS, 1)):
+        steps = -(-channel_vectors(call) // (CLUSTER_BLOCKS * threads))
+        if threads == BLOCK_THREADS and steps <= most:
+            return ClusterPlan(CLUSTER_BLOCKS, threads, steps, 0)
+        held = most * PARKING_REGISTERS // HELD_REGISTERS
+        room = call.smem_budget // sharers - SHARED_RESERVE
+        parked = steps - held
+        if parked <= MOST_PARKED and parked * threads * vector * call.dtype.itemsize <= room:
+            return ClusterPlan(CLUSTER_BLOCKS, threads, held, parked)
+    return None

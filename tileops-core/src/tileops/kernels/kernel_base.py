@@ -1,0 +1,266 @@
+"""Kernels, the interfaces they implement, and the entries that calls reach.
+
+A `KernelInterface` is itself a `Kernel`, so an implementation only subclasses the interface. An implementation
+says which calls it serves by five declarations (`devices`, `supported_archs`, `refusal`, `general`,
+`preferred_over`) and how it is built by `entry_for`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from typing import Any, ClassVar, Final, Generic, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from tileops.call_spec import CallSpec
+from tileops.errors import DeclarationError
+from tileops.verdict import IN_TREE, Answer, Owner
+
+Call = TypeVar("Call", bound=CallSpec)
+
+
+class Kernel(Generic[Call]):
+    """One kernel: what it declares, how it is built, how it is called.
+
+    A class that declares nothing serves every call on CUDA devices of every architecture and has no precedence
+    over anything.
+
+    Args of the constructor: the call it is built for, or nothing. The constructor is private to the class and
+    its `entry_for`; it may be slow, and runs with the call's device current.
+    """
+
+    devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
+    """Availability: the device types it runs on."""
+
+    supported_archs: ClassVar[Container[int] | None] = None
+    """Availability: the architectures it runs on, a set or `at_least(90)`; None for all."""
+
+    general: ClassVar[bool] = False
+    """Precedence: below every implementation that is not general. At most one for each interface, device type
+    and backend."""
+
+    preferred_over: ClassVar[frozenset[str]] = frozenset()
+    """Precedence: the keys it wins over where both serve. A bare key means every implementation with that key
+    among the backend's own and the in-tree ones; `IN_TREE` every in-tree implementation; `acme:row` another
+    backend's. Of a general implementation only `IN_TREE` is taken: the in-tree general alone."""
+
+    def __init__(self, call: Call | None = None) -> None:
+        self.call = call
+
+    @classmethod
+    def refusal(cls, call: Call) -> str | None:
+        """Applicability: None where it serves the call, else why not.
+
+        Pure: it reads the call and the class, no tensor, no device, no global.
+
+        Returns:
+            A clause with the number met and the number served: `"row of 100 elements; serves multiples of 8"`.
+        """
+        del call
+        return None
+
+    @classmethod
+    def entry_for(cls, call: Call) -> tuple[Hashable, Callable[[], Any]]:
+        """The build identity of `call`, and a factory for its entry. Pure, like `refusal`.
+
+        Calls that give equal identities share what the first one's factory built, so the identity holds every
+        fact that the build depends on. The default takes the call itself.
+
+        Returns:
+            `(identity, factory)`; the factory returns a kernel, or an `Entry` over several.
+        """
+        return call, lambda: cls(call)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run. The interface states the contract."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calling a kernel is calling its `forward`."""
+        return self.forward(*args, **kwargs)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let `kernel(x)` reach `forward` with no frame between."""
+        super().__init_subclass__(**kwargs)
+        if "__call__" not in cls.__dict__:
+            cls.__call__ = cls.forward
+
+
+class Entry:
+    """What a factory returns when one call runs several kernels.
+
+    Args:
+        run: Called like the interface's `forward`, with its contract.
+        kernels: The kernels it runs, each listed once.
+    """
+
+    __slots__ = ("kernels", "run")
+
+    def __init__(self, run: Callable[..., Any], kernels: Sequence[Kernel[Any]]) -> None:
+        self.run = run
+        self.kernels = tuple(dict.fromkeys(kernels))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run all of it: the contract of the interface's `forward`."""
+        return self.run(*args, **kwargs)
+
+
+def kernels_of(entry: object) -> tuple[Kernel[Any], ...]:
+    """The kernels that an entry runs, each once: a kernel is the entry whose only kernel is itself."""
+    return entry.kernels if isinstance(entry, Entry) else (cast("Kernel[Any]", entry),)
+
+
+class KernelInterface(Kernel[Call]):
+    """A place where an op calls a kernel, which fixes the call contract there.
+
+    A subclass names its call spec type in `request` and documents the contract in the docstring of `forward`:
+    for each tensor the shape, dtype, layout, device, what it may alias, and whether it is written.
+    """
+
+    request: ClassVar[type[CallSpec]]
+    """The type of its call specs."""
+
+    writes: ClassVar[frozenset[str]] = frozenset()
+    """The arguments of `forward` that a kernel may write."""
+
+    @classmethod
+    def reference(cls, call: Call, *tensors: Tensor | None) -> Any:
+        """The contract in plain torch, in the precision of its inputs: the oracle of every test.
+
+        Args:
+            call: The call, for its parameters.
+            tensors: The arguments of `forward`. Nothing is written: what `forward` writes is returned last.
+        """
+        raise NotImplementedError(f"{cls.__qualname__} has no reference")
+
+    @classmethod
+    def sample_calls(cls, device: torch.device) -> tuple[Call, ...]:
+        """Calls on `device` that cover the interface's regions and their boundaries."""
+        raise NotImplementedError(f"{cls.__qualname__} has no sample calls")
+
+    @classmethod
+    def sample_tensors(cls, call: Call, generator: torch.Generator) -> tuple[Tensor | None, ...]:
+        """Arguments of `forward` for `call`, on its device: awkward row counts, large means."""
+        raise NotImplementedError(f"{cls.__qualname__} has no sample tensors")
+
+    @classmethod
+    def tolerance(cls, dtype: torch.dtype) -> tuple[float, float]:
+        """The relative and absolute error that results in `dtype` may have against float64."""
+        return TOLERANCES[dtype]
+
+
+TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
+    # About two units in the last place of the result: it is rounded once, from float32.
+    torch.float64: (1e-12, 1e-12),
+    torch.float32: (1e-5, 1e-5),
+    torch.float16: (2e-3, 2e-3),
+    torch.bfloat16: (1.6e-2, 1.6e-2),
+}
+
+
+def available(cls: type[Kernel[Any]], call: CallSpec, owner: Owner) -> tuple[Answer, str | None]:
+    """Whether `cls` can run on the call's device, and why not."""
+    device_type = call.device.type
+    if device_type not in cls.devices:
+        return Answer.OTHER_DEVICE, f"runs on {_listed(cls.devices)}, not on {device_type}"
+    if device_type == "cuda" and owner.name == IN_TREE and _on_rocm(call):
+        return Answer.OTHER_DEVICE, "runs on NVIDIA GPUs; this build of torch drives AMD's"
+    if cls.supported_archs is not None and call.arch not in cls.supported_archs:
+        return Answer.OTHER_ARCH, f"is built for architectures {_archs(cls.supported_archs)}; this one is {call.arch}"
+    return Answer.SERVES, None
+
+
+def _on_rocm(call: CallSpec) -> bool:
+    return call.stated_on is None and torch.version.hip is not None
+
+
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(sorted(map(str, names))) or "nothing"
+
+
+def _archs(archs: Container[int]) -> str:
+    return _listed(archs) if isinstance(archs, (set, frozenset, tuple, list)) else repr(archs)
+
+
+_KEY: Final = re.compile(r"[a-z][a-z0-9_]*")
+_REFERENCE: Final = re.compile(r"([a-z0-9][a-z0-9._-]*:)?[a-z][a-z0-9_]*")
+
+
+def check_kernel_class(key: object, cls: object, interfaces: Iterable[type[KernelInterface[Any]]]) -> None:
+    """Raise a `DeclarationError` for what the class alone shows: fits no interface, wrong `forward`, and so on.
+
+    Args:
+        key: The key it is registered under.
+        cls: The class.
+        interfaces: The interfaces of the op it is registered for.
+    """
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise DeclarationError(
+            f"{key!r} is no key: write letters, digits and underscores in lower case, such as 'short_rows'; "
+            "a backend's name is put before it by the library"
+        )
+    if not isinstance(cls, type):
+        raise DeclarationError(f"{key!r} is registered with {cls!r}, which is not a class; give the class itself")
+    served = [interface for interface in interfaces if issubclass(cls, interface)]
+    if not served:
+        known = ", ".join(f"{i.__module__}.{i.__qualname__}" for i in interfaces)
+        raise DeclarationError(
+            f"{_name(cls)} (key {key!r}) implements no interface of this op; subclass one of: {known}"
+        )
+    _check_declarations(cls)
+    for interface in served:
+        _check_forward(cls, interface)
+
+
+def _check_declarations(cls: type[Kernel[Any]]) -> None:
+    declared = cast("Any", cls)
+    for method in ("refusal", "entry_for"):
+        if not isinstance(inspect.getattr_static(cls, method), classmethod):
+            raise DeclarationError(f"{_name(cls)}.{method} must be a classmethod: it is asked before anything is built")
+    if not isinstance(declared.devices, frozenset) or not all(isinstance(d, str) for d in declared.devices):
+        raise DeclarationError(f"{_name(cls)}.devices must be a frozenset of device types, not {declared.devices!r}")
+    if cls.supported_archs is not None and len(cls.devices) != 1:
+        raise DeclarationError(
+            f"{_name(cls)} states supported_archs and runs on {_listed(cls.devices)}; architecture numbers mean "
+            "something on one device type only: state one, or no supported_archs"
+        )
+    if cls.supported_archs is not None and not hasattr(cls.supported_archs, "__contains__"):
+        raise DeclarationError(f"{_name(cls)}.supported_archs must be a set or at_least(…): {cls.supported_archs!r}")
+    _check_preferences(cls)
+
+
+def _check_preferences(cls: type[Kernel[Any]]) -> None:
+    stated = cast("Any", cls.preferred_over)
+    if not isinstance(stated, frozenset):
+        raise DeclarationError(f"{_name(cls)}.preferred_over must be a frozenset of keys, not {stated!r}")
+    for key in cast("frozenset[Any]", stated):
+        if key != IN_TREE and not (isinstance(key, str) and _REFERENCE.fullmatch(key)):
+            raise DeclarationError(f"{_name(cls)}.preferred_over holds {key!r}, which is no key")
+    if cls.general and cls.preferred_over - {IN_TREE}:
+        raise DeclarationError(
+            f"{_name(cls)} is general, hence below everything that is not; it may state no preferred_over "
+            f"but IN_TREE, and states {_listed(cls.preferred_over)}"
+        )
+
+
+def _check_forward(cls: type[Kernel[Any]], interface: type[KernelInterface[Any]]) -> None:
+    """Raise unless `cls.forward` can be called with the interface's arguments, in its order."""
+    if cls.forward is interface.forward:
+        if cast("Any", cls.entry_for).__func__ is not cast("Any", Kernel.entry_for).__func__:
+            return  # its factory gives an Entry, whose run has the contract
+        raise DeclarationError(f"{_name(cls)} has no forward of its own; {interface.__qualname__} states its contract")
+    wanted = list(inspect.signature(interface.forward).parameters.values())
+    try:
+        inspect.signature(cls.forward).bind(*[object() for _ in wanted])
+    except TypeError as mismatch:
+        arguments = ", ".join(parameter.name for parameter in wanted[1:])
+        raise DeclarationError(
+            f"{_name(cls)}.forward does not take the arguments of {interface.__qualname__} ({arguments}): {mismatch}"
+        ) from None
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,139 @@
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+"""Layer norm of rows that fit in registers: one read, one reduction, one write."""
+
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+from tileops.kernels.row_plan import RowPlan
+from tileops.kernels.shared_program import (
+    WARP,
+    group_sum,
+    keep_packed,
+    load_columns,
+    load_row,
+    merge_moments_of_warps,
+    tilelang_dtype,
+)
+
+
+def layer_norm_held_row(
+    plan: RowPlan,
+    dtype: torch.dtype,
+    eps: float,
+    weight_dtype: torch.dtype | None,
+    bias_dtype: torch.dtype | None,
+) -> Any:
+    """y[r, i] = (x[r, i] - mean) / sqrt(variance + eps) * weight[i] + bias[i], in float32, rounded once.
+
+    The program takes x (rows, n), weight (n) or None, bias (n) or None, y (rows, n); one build serves every
+    row count. The variance is centred exactly: each warp sums its elements, then their squared deviations
+    from the warp's own mean, both from registers; the warps of a block merge their moments behind a single
+    barrier. No large mean can cancel in it, as it would in E[x^2] - E[x]^2.
+    """
+    n, vector = plan.n, plan.vector
+    held_type = tilelang_dtype(dtype)
+    weight_type = tilelang_dtype(weight_dtype or torch.float32)
+    bias_type = tilelang_dtype(bias_dtype or torch.float32)
+    has_weight, has_bias = weight_dtype is not None, bias_dtype is not None
+    affine_registers = plan.registers_for(weight_dtype, bias_dtype)
+    affine_early = plan.loads_early(affine_registers)
+    blocks_per_sm = plan.blocks_per_sm(affine_registers if affine_early else 0)
+    group = min(plan.lanes, WARP)
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def layer_norm_held_row(
+        x: T.Tensor((rows, n), held_type),
+        weight: T.Tensor((n,), weight_type),
+        bias: T.Tensor((n,), bias_type),
+        y: T.Tensor((rows, n), held_type),
+    ):
+        with T.Kernel(T.ceildiv(rows, plan.rows_per_block), threads=plan.threads) as block:
+            T.annotate_min_blocks_per_sm(blocks_per_sm)
+            held = T.alloc_local((plan.elements,), held_type)
+            scale = T.alloc_local((plan.elements,), weight_type)
+            shift = T.alloc_local((plan.elements,), bias_type)
+            result = T.alloc_local((vector,), held_type)
+            partial = T.alloc_local((vector,), "float32")
+            total = T.alloc_local((1,), "float32")
+            moments = T.alloc_local((3,), "float32")
+            slots = T.alloc_shared((max(plan.lanes // WARP, 1), 3), "float32")
+            thread = T.get_thread_binding()
+            lane = thread % plan.lanes
+            row = block * plan.rows_per_block + thread // plan.lanes
+
+            # A group past the last row reads the last row again: the exchanges below need every lane.
+            load_row(held, x, T.min(row, rows - 1), plan, lane)
+            # Weight and bias arrive while the row is summed, where registers allow.
+            if affine_early and has_weight:
+                load_columns(scale, weight, plan, lane)
+            if affine_early and has_bias:
+                load_columns(shift, bias, plan, lane)
+
+            # The mean of the group. One partial sum for each element of a vector keeps the chains short.
+            for j in T.unroll(vector):
+                partial[j] = 0.0
+            for step in plan.steps:
+                if plan.holds(step, lane):
+                    for j in T.unroll(vector):
+                        partial[j] = partial[j] + T.cast(held[step * vector + j], "float32")
+            total[0] = 0.0
+            for j in T.unroll(vector):
+                total[0] = total[0] + partial[j]
+            group_sum(total, 1, group)
+            moments[0] = _elements_of_group(plan, lane)
+            moments[1] = total[0] / moments[0]
+            keep_packed(held, plan)
+
+            # Squared deviations from that mean.
+            for j in T.unroll(vector):
+                partial[j] = 0.0
+            for step in plan.steps:
+                if plan.holds(step, lane):
+                    for j in T.unroll(vector):
+                        deviation = T.cast(held[step * vector + j], "float32") - moments[1]
+                        partial[j] = partial[j] + deviation * deviation
+            total[0] = 0.0
+            for j in T.unroll(vector):
+                total[0] = total[0] + partial[j]
+            group_sum(total, 1, group)
+            moments[2] = total[0]
+            keep_packed(held, plan)
+
+            if plan.lanes > WARP:
+                merge_moments_of_warps(moments, slots, plan.threads)
+            mean = moments[1]
+            inverse_deviation = T.rsqrt(moments[2] * (1.0 / n) + eps)
+
+            if has_weight and not affine_early:
+                load_columns(scale, weight, plan, lane)
+            if has_bias and not affine_early:
+                load_columns(shift, bias, plan, lane)
+            if row < rows:
+                for step in plan.steps:
+                    if plan.holds(step, lane):
+                        for j in T.unroll(vector):
+                            i = step * vector + j
+                            value = (T.cast(held[i], "float32") - mean) * inverse_deviation
+                            if has_weight:
+                                value = value * T.cast(scale[i], "float32")
+                            if has_bias:
+                                value = value + T.cast(shift[i], "float32")
+                            result[j] = T.cast(value, held_type)
+                        for j in T.vectorized(vector):
+                            y[row, plan.column(step, lane) + j] = result[j]
+
+    return layer_norm_held_row
+
+
+def _elements_of_group(plan: RowPlan, lane: Any) -> Any:
+    """How many elements the warp of `lane` holds (float32), or the lane group where it is a whole row."""
+    if plan.lanes <= WARP:
+        return T.float32(plan.n)
+    vectors = plan.vectors // plan.lanes * WARP
+    beyond = plan.vectors % plan.lanes
+    if beyond:
+        vectors = vectors + T.max(0, T.min(WARP, beyond - lane // WARP * WARP))
+    return T.cast(vectors * plan.vector, "float32")

@@ -1,0 +1,58 @@
+"""Layer norm of rows of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from tileops.device import at_least
+from tileops.kernels.layer_norm.interface import LayerNorm, LayerNormCall
+from tileops.kernels.row_plan import refusal_of_dtypes, streamed_row_plan
+
+
+@final
+class StreamedRowLayerNorm(LayerNorm):
+    """Reads a row twice with one block, the second time backwards, through the cache; serves any row."""
+
+    supported_archs = at_least(80)
+    general = True
+
+    @classmethod
+    def refusal(cls, call: LayerNormCall) -> str | None:
+        """Rows of any length, of a served dtype."""
+        return refusal_of_dtypes(call.dtype, weight=call.weight_dtype, bias=call.bias_dtype)
+
+    @classmethod
+    def entry_for(cls, call: LayerNormCall) -> tuple[Hashable, Callable[[], StreamedRowLayerNorm]]:
+        """One program serves every row count."""
+        identity = (call.device, call.n, call.dtype, call.eps, call.weight_dtype, call.bias_dtype)
+        return identity, lambda: cls(call)
+
+    def __init__(self, call: LayerNormCall) -> None:
+        # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
+        from tileops.kernels.layer_norm.streamed_row_program import (
+            layer_norm_streamed_row,
+        )
+        from tileops.kernels.shared_program import compile_program
+
+        super().__init__(call)
+        plan = streamed_row_plan(call.n, call.dtype)
+        program = layer_norm_streamed_row(plan, call.dtype, call.eps, call.weight_dtype, call.bias_dtype)
+        self._n = call.n
+        self._launch: Callable[..., Any] = compile_program(program, call.arch)
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Launch the program on x as (rows, n)."""
+        if weight is not None and weight.dim() != 1:
+            weight = weight.view(-1)
+        if bias is not None and bias.dim() != 1:
+            bias = bias.view(-1)
+        y = torch.empty_like(x)
+        if x.dim() == 2 and x.shape[1] == self._n:
+            self._launch(x, weight, bias, y)
+        else:
+            self._launch(x.view(-1, self._n), weight, bias, y.view(-1, self._n))
+        return y

@@ -1,0 +1,96 @@
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+"""RMS norm of rows that fit in registers: one read, one reduction, one write."""
+
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+from tileops.kernels.row_plan import RowPlan
+from tileops.kernels.shared_program import (
+    WARP,
+    block_sum,
+    group_sum,
+    keep_packed,
+    load_columns,
+    load_row,
+    tilelang_dtype,
+)
+
+
+def rms_norm_held_row(
+    plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtype: torch.dtype | None
+) -> Any:
+    """y[r, i] = x[r, i] / sqrt(mean(x[r, :] ** 2) + eps) * weight[i], in float32, rounded once.
+
+    The program takes x (rows, n), weight (n) or None, y (rows, n); one build serves every row count.
+    """
+    n, vector = plan.n, plan.vector
+    held_type = tilelang_dtype(dtype)
+    weight_type = tilelang_dtype(weight_dtype or torch.float32)
+    weight_registers = plan.registers_for(weight_dtype)
+    has_weight = weight_dtype is not None
+    weight_early = has_weight and plan.loads_early(weight_registers)
+    weight_late = has_weight and not weight_early
+    blocks_per_sm = plan.blocks_per_sm(weight_registers if weight_early else 0)
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def rms_norm_held_row(
+        x: T.Tensor((rows, n), held_type),
+        weight: T.Tensor((n,), weight_type),
+        y: T.Tensor((rows, n), held_type),
+    ):
+        with T.Kernel(T.ceildiv(rows, plan.rows_per_block), threads=plan.threads) as block:
+            T.annotate_min_blocks_per_sm(blocks_per_sm)
+            held = T.alloc_local((plan.elements,), held_type)
+            scale = T.alloc_local((plan.elements,), weight_type)
+            result = T.alloc_local((vector,), held_type)
+            partial = T.alloc_local((vector,), "float32")
+            total = T.alloc_local((1,), "float32")
+            slots = T.alloc_shared((max(plan.lanes // WARP, 1), 1), "float32")
+            thread = T.get_thread_binding()
+            lane = thread % plan.lanes
+            row = block * plan.rows_per_block + thread // plan.lanes
+
+            # A group past the last row reads the last row again: the exchanges below need every lane.
+            load_row(held, x, T.min(row, rows - 1), plan, lane)
+            # The weight arrives while the row is summed, where registers allow.
+            if weight_early:
+                load_columns(scale, weight, plan, lane)
+
+            # One partial sum for each element of a vector keeps the chains of additions short.
+            for j in T.unroll(vector):
+                partial[j] = 0.0
+            for step in plan.steps:
+                if plan.holds(step, lane):
+                    for j in T.unroll(vector):
+                        value = T.cast(held[step * vector + j], "float32")
+                        partial[j] = partial[j] + value * value
+            total[0] = 0.0
+            for j in T.unroll(vector):
+                total[0] = total[0] + partial[j]
+            keep_packed(held, plan)
+            if plan.lanes > WARP:
+                block_sum(total, slots, 1, plan.threads)
+            else:
+                group_sum(total, 1, plan.lanes)
+            scale_of_row = T.rsqrt(total[0] * (1.0 / n) + eps)
+
+            if weight_late:
+                load_columns(scale, weight, plan, lane)
+            if row < rows:
+                for step in plan.steps:
+                    if plan.holds(step, lane):
+                        for j in T.unroll(vector):
+                            normal = T.cast(held[step * vector + j], "float32") * scale_of_row
+                            if has_weight:
+                                result[j] = T.cast(
+                                    normal * T.cast(scale[step * vector + j], "float32"), held_type
+                                )
+                            else:
+                                result[j] = T.cast(normal, held_type)
+                        for j in T.vectorized(vector):
+                            y[row, plan.column(step, lane) + j] = result[j]
+
+    return rms_norm_held_row

@@ -1,0 +1,191 @@
+"""How the elements of a row are spread over threads: plain arithmetic that selection and programs share.
+
+A row of `n` elements is read and written in vectors of up to 16 bytes that never cross its end. In step `s`,
+the `lanes` threads of a row take the `lanes` next vectors, so a warp always touches one contiguous stretch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+import torch
+
+VECTOR_BYTES: Final = 16  # the widest global access of one thread on every architecture served
+REGISTERS_PER_SM: Final = 1 << 16  # 32-bit registers, on every architecture served
+THREADS_PER_SM: Final = 2048
+
+SERVED_DTYPES: Final = frozenset({torch.float16, torch.bfloat16, torch.float32})
+
+MOST_HELD: Final = 32
+"""Registers with which a thread may hold its part of a row: half of the 64 that each of 1024 can have."""
+
+MOST_HELD_BY_A_SMALL_BLOCK: Final = 24
+"""The same for 128 threads: beyond it 256 threads have as many bytes in flight and a shorter reduction."""
+
+MOST_LOADED_EARLY: Final = 64
+"""Registers of row, weight and bias together with which 128 threads still run four blocks an SM."""
+
+MOST_IN_FLIGHT: Final = 16
+"""Registers that a thread fills at a time where it streams: 1024 threads have 64 KiB of loads in flight."""
+
+WORKING_REGISTERS: Final = 48
+"""Registers beside the held row: addresses, vectors unpacked to float32, sums. With 40, compiled code spills."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowPlan:
+    """The threads of one row, and what each of them holds.
+
+    Args:
+        n: Elements of the row.
+        vector: Elements of one access; divides `n`.
+        words: 32-bit registers that one vector takes.
+        lanes: Threads of one row, a power of two.
+        rows_per_block: Rows of one block.
+    """
+
+    n: int
+    vector: int
+    words: int
+    lanes: int
+    rows_per_block: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of one block."""
+        return self.lanes * self.rows_per_block
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of the row."""
+        return self.n // self.vector
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The accesses of one thread. Only the last can go past the end of the row; see `holds`."""
+        return tuple(range(ceil_div(self.vectors, self.lanes)))
+
+    @property
+    def elements(self) -> int:
+        """Elements that one thread holds."""
+        return len(self.steps) * self.vector
+
+    @property
+    def elements_per_word(self) -> int:
+        """Elements that share a register: 2 of a 16-bit row, unless its vectors are lone elements."""
+        return self.vector // self.words
+
+    @property
+    def held_registers(self) -> int:
+        """Registers with which one thread holds its part of the row."""
+        return len(self.steps) * self.words
+
+    def column(self, step: int, lane: Any) -> Any:
+        """The first element of `lane`'s vector in `step`."""
+        return (step * self.lanes + lane) * self.vector
+
+    def holds(self, step: int, lane: Any) -> Any:
+        """Whether `lane` has a vector in `step`: plainly true where every lane has one."""
+        if (step + 1) * self.lanes <= self.vectors:
+            return True
+        return step * self.lanes + lane < self.vectors
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps of one tile: those whose loads a thread issues together where it streams its part."""
+        return max(1, MOST_IN_FLIGHT // self.words)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles in which every lane has a vector in every step."""
+        return self.vectors // self.lanes // self.steps_in_flight
+
+    @property
+    def steps_beyond_tiles(self) -> tuple[int, ...]:
+        """The steps that fill no tile."""
+        return self.steps[self.tiles * self.steps_in_flight :]
+
+    @property
+    def streaming_blocks_per_sm(self) -> int:
+        """Blocks that fit an SM where each thread holds one tile at a time."""
+        return max(1, REGISTERS_PER_SM // ((MOST_IN_FLIGHT + WORKING_REGISTERS) * self.threads))
+
+    def registers_for(self, *dtypes: torch.dtype | None) -> int:
+        """Registers with which one thread holds its part of further rows of `dtypes`; None is absent."""
+        words = (vector_words(self.vector, dtype) for dtype in dtypes if dtype is not None)
+        return len(self.steps) * sum(words)
+
+    def loads_early(self, further_registers: int) -> bool:
+        """Whether a thread has registers for `further_registers` while it sums the row."""
+        held = self.held_registers + further_registers
+        return held <= MOST_LOADED_EARLY and (held + WORKING_REGISTERS) * self.threads <= REGISTERS_PER_SM
+
+    def blocks_per_sm(self, further_registers: int) -> int:
+        """Blocks that fit an SM where each thread holds the row and `further_registers`."""
+        registers = self.held_registers + further_registers + WORKING_REGISTERS
+        return max(1, min(THREADS_PER_SM // self.threads, REGISTERS_PER_SM // (registers * self.threads)))
+
+
+def held_row_plan(n: int, dtype: torch.dtype) -> RowPlan | None:
+    """The fewest threads that hold a row in registers, or None where 1024 threads cannot.
+
+    Rows of up to 4 KiB share a warp or take one, which needs no barrier; longer rows take a block.
+    """
+    vector = vector_elements(n, dtype)
+    words = vector_words(vector, dtype)
+    vectors = n // vector
+    if vectors * words <= 32 * MOST_HELD:
+        # Two vectors or more for each lane, so that loads overlap, but 8 lanes side by side: a 128-byte line.
+        lanes = min(32, max(power_of_two_from(ceil_div(vectors, 2)), min(8, power_of_two_from(vectors))))
+        return RowPlan(n, vector, words, lanes, rows_per_block=128 // lanes)
+    for lanes in (128, 256, 512, 1024):
+        most = MOST_HELD_BY_A_SMALL_BLOCK if lanes == 128 else MOST_HELD
+        if ceil_div(vectors, lanes) * words <= most:
+            return RowPlan(n, vector, words, lanes, rows_per_block=1)
+    return None
+
+
+def streamed_row_plan(n: int, dtype: torch.dtype) -> RowPlan:
+    """One block of 512 threads for a row of any length: two of them fill an SM's registers and overlap."""
+    vector = vector_elements(n, dtype)
+    return RowPlan(n, vector, vector_words(vector, dtype), lanes=512, rows_per_block=1)
+
+
+def longest_held_row(n: int, dtype: torch.dtype) -> int:
+    """The longest row that registers hold, among rows whose vectors are as wide as those of `n`."""
+    vector = vector_elements(n, dtype)
+    return 1024 * (MOST_HELD // vector_words(vector, dtype)) * vector
+
+
+def vector_elements(n: int, dtype: torch.dtype) -> int:
+    """The largest power of two of elements that fills at most 16 bytes and divides `n`."""
+    width = VECTOR_BYTES // dtype.itemsize
+    while n % width:
+        width //= 2
+    return width
+
+
+def vector_words(vector: int, dtype: torch.dtype) -> int:
+    """32-bit registers that a vector takes: a lone 16-bit element takes a whole one."""
+    return ceil_div(vector * dtype.itemsize, 4)
+
+
+def power_of_two_from(value: int) -> int:
+    """The smallest power of two that is at least `value` (which is at least 1)."""
+    return 1 << (value - 1).bit_length()
+
+
+def ceil_div(value: int, divisor: int) -> int:
+    """`value / divisor`, rounded up."""
+    return -(-value // divisor)
+
+
+def refusal_of_dtypes(dtype: torch.dtype, **affine: torch.dtype | None) -> str | None:
+    """Why programs over rows do not serve these dtypes of x, weight and bias; None where they do."""
+    if dtype not in SERVED_DTYPES:
+        return f"x is {dtype}; serves float16, bfloat16 and float32"
+    for name, its_dtype in affine.items():
+        if its_dtype not in (None, torch.float32, dtype):
+            return f"{name} is {its_dtype}; serves float32 and x's {dtype}"
+    return None

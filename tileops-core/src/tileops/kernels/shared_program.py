@@ -1,0 +1,198 @@
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+"""What every TileLang program of the library shares: compilation, access widths, deterministic sums.
+
+The macros work on `T.alloc_local` buffers and reduce them in place. Lanes and then warps are combined by
+butterfly exchanges, a fixed order without atomics: two runs of a program agree bit for bit, and every thread
+that took part ends with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tilelang
+import tilelang.language as T
+import torch
+
+from tileops.kernels.row_plan import RowPlan, vector_elements
+
+__all__ = [
+    "WARP",
+    "block_merge_moments",
+    "block_sum",
+    "compile_program",
+    "group_merge_moments",
+    "group_sum",
+    "keep_packed",
+    "load_columns",
+    "load_columns_at",
+    "load_row",
+    "load_row_at",
+    "merge_moments",
+    "merge_moments_of_warps",
+    "tilelang_dtype",
+    "vector_elements",
+]
+
+WARP = 32
+
+# The suffix "a" opens the features of exactly one architecture; it costs nothing where none is used.
+_ARCH_SPECIFIC = frozenset({90, 100, 120})
+
+
+def compile_program(prim_func: Any, arch: int) -> Callable[..., Any]:
+    """Compile `prim_func` for `arch` (major * 10 + minor) and return its bare entry point.
+
+    The entry point takes torch tensors in the order of the program's parameters, outputs included, checks
+    their shapes and dtypes, and launches on torch's current stream; no Python frame lies between. It owns
+    the compiled module. The program masks its own accesses: no bounds are added to them.
+    """
+    suffix = "a" if arch in _ARCH_SPECIFIC else ""
+    kernel = tilelang.compile(
+        prim_func,
+        out_idx=None,
+        target={"kind": "cuda", "arch": f"sm_{arch}{suffix}"},
+        pass_configs={
+            "tl.disable_safe_memory_legalize": True,
+            # Each shared buffer keeps its own memory: reuse would cost a barrier to save a few bytes.
+            "tl.disable_shared_memory_reuse": True,
+        },
+    )
+    return kernel.adapter.get_exportable_executable()["main"]
+
+
+def tilelang_dtype(dtype: torch.dtype) -> str:
+    """The TileLang name of a torch dtype: `torch.bfloat16` -> `"bfloat16"`."""
+    return str(dtype).removeprefix("torch.")
+
+
+@T.macro
+def group_sum(values, count: int, lanes: int):
+    """Sum `values[:count]` (float32, local) over each aligned group of `lanes` (a power of two <= 32).
+
+    Every lane of the warp must take part.
+    """
+    for hop in _butterfly(lanes):
+        for i in T.unroll(count):
+            values[i] = values[i] + T.shfl_xor(values[i], hop)
+
+
+@T.macro
+def block_sum(values, slots, count: int, threads: int):
+    """Sum `values[:count]` (float32, local) over a block of `threads` (a power of two >= 32).
+
+    `slots` is shared float32 of shape (threads // 32, count), which no other reduction of the program may
+    use: the one barrier here orders its writes before its reads, and nothing orders a later use.
+    """
+    thread = T.get_thread_binding()
+    group_sum(values, count, WARP)
+    if threads > WARP:
+        if thread % WARP == 0:
+            for i in T.unroll(count):
+                slots[thread // WARP, i] = values[i]
+        T.sync_threads()
+        for i in T.unroll(count):
+            values[i] = slots[thread % (threads // WARP), i]
+        group_sum(values, count, threads // WARP)
+
+
+@T.macro
+def merge_moments(moments, other_count, other_mean, other_m2):
+    """Merge another sample's (count, mean, M2) into `moments` (float32, local, 3), after Chan et al.
+
+    M2 is the sum of squared deviations from the sample's own mean. Either sample may be empty (0, 0, 0).
+    """
+    count = moments[0] + other_count
+    delta = other_mean - moments[1]
+    share = other_count / T.max(count, 1.0)
+    # delta * (...) * delta: an empty sample weighs 0, which must meet delta before its square can overflow.
+    moments[2] = moments[2] + other_m2 + delta * (moments[0] * share) * delta
+    moments[1] = moments[1] + delta * share
+    moments[0] = count
+
+
+@T.macro
+def group_merge_moments(moments, lanes: int):
+    """Merge `moments` (float32, local: count, mean, M2) over each aligned group of `lanes`.
+
+    Every lane of the warp must take part. A butterfly with Chan's rule; see `merge_moments`.
+    """
+    other = T.alloc_local((3,), "float32")
+    for hop in _butterfly(lanes):
+        for i in T.unroll(3):
+            other[i] = T.shfl_xor(moments[i], hop)
+        merge_moments(moments, other[0], other[1], other[2])
+    # The two sides of an exchange round differently: the first lane speaks for its group.
+    for i in T.unroll(3):
+        moments[i] = T.shfl_sync(moments[i], 0, lanes)
+
+
+@T.macro
+def block_merge_moments(moments, slots, threads: int):
+    """Merge `moments` (float32, local: count, mean, M2) over a block of `threads` (a power of two >= 32).
+
+    `slots` is shared float32 of shape (threads // 32, 3), which no other reduction of the program may use.
+    """
+    group_merge_moments(moments, WARP)
+    merge_moments_of_warps(moments, slots, threads)
+
+
+@T.macro
+def merge_moments_of_warps(moments, slots, threads: int):
+    """Like `block_merge_moments`, where the lanes of each warp already agree on its `moments`."""
+    thread = T.get_thread_binding()
+    if threads > WARP:
+        if thread % WARP == 0:
+            for i in T.unroll(3):
+                slots[thread // WARP, i] = moments[i]
+        T.sync_threads()
+        for i in T.unroll(3):
+            moments[i] = slots[thread % (threads // WARP), i]
+        group_merge_moments(moments, threads // WARP)
+
+
+@T.macro
+def load_row(held, x, row, plan: RowPlan, lane):
+    """Load `lane`'s part of `x[row, :]` into `held` (local, plan.elements), in x's dtype."""
+    for step in plan.steps:
+        if plan.holds(step, lane):
+            load_row_at(held, step * plan.vector, x, row, plan.column(step, lane), plan.vector)
+
+
+@T.macro
+def load_columns(held, weight, plan: RowPlan, lane):
+    """Load `lane`'s part of `weight` (plan.n) into `held` (local, plan.elements), in weight's dtype."""
+    for step in plan.steps:
+        if plan.holds(step, lane):
+            load_columns_at(held, step * plan.vector, weight, plan.column(step, lane), plan.vector)
+
+
+@T.macro
+def keep_packed(held, plan: RowPlan):
+    """Keep `held` (local, plan.elements) in its own dtype: what was unpacked before is not kept beside it.
+
+    The compiler would otherwise unpack a 16-bit row once for all passes, which takes two more registers for
+    each one that is held, and spill. An empty piece of assembly that may change the registers forbids that.
+    """
+    if plan.elements_per_word > 1:
+        T.warpgroup_fence_operand(held)
+
+
+@T.macro
+def load_row_at(held, first, x, row, column, vector: int):
+    """Load the vector of `x[row, :]` at `column` into `held` (local) from `held[first]` on, in one access."""
+    for j in T.vectorized(vector):
+        held[first + j] = x[row, column + j]
+
+
+@T.macro
+def load_columns_at(held, first, weight, column, vector: int):
+    """Load the vector of `weight` (one axis) at `column` into `held` (local) from `held[first]` on."""
+    for j in T.vectorized(vector):
+        held[first + j] = weight[column + j]
+
+
+def _butterfly(lanes: int) -> list[int]:
+    """The exchange distances of a butterfly over `lanes`: 8 -> [4, 2, 1]."""
+    return [1 << bit for bit in reversed(range(lanes.bit_length() - 1))]

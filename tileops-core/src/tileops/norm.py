@@ -1,0 +1,7 @@
+"""The ops of the norm family."""
+
+from tileops.ops.norm.batch_norm import BatchNormFwdOp
+from tileops.ops.norm.layer_norm import LayerNormFwdOp
+from tileops.ops.norm.rms_norm import RMSNormFwdOp
+
+__all__ = ["BatchNormFwdOp", "LayerNormFwdOp", "RMSNormFwdOp"]

@@ -1,0 +1,134 @@
+"""Checks of an op's arguments. Each refusal is one sentence: the argument, what came, what is served.
+
+Nothing is computed and nothing is written before every check has passed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tileops.errors import InputError
+
+ALIGNMENT = 16
+"""Bytes: kernels load and store vectors of up to 16 bytes."""
+
+
+def shown_shape(shape: Sequence[int]) -> str:
+    """A shape as messages show it."""
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def shown_dtype(dtype: torch.dtype) -> str:
+    """A dtype as messages show it: `float16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_tensor(name: str, value: object) -> None:
+    """Refuse what is no strided tensor."""
+    if not isinstance(value, Tensor):
+        raise InputError(f"{name} is {type(value).__qualname__}; give a torch.Tensor")
+    if value.layout is not torch.strided:
+        raise InputError(f"{name} has layout {value.layout}; give a strided tensor: {name}.to_dense()")
+
+
+def check_floating(name: str, x: Tensor) -> None:
+    """Refuse what has no floating-point dtype. Which floating-point dtypes are served is for kernels to say."""
+    check_tensor(name, x)
+    if not x.dtype.is_floating_point:
+        raise InputError(
+            f"{name} is {shown_dtype(x.dtype)}; it must be a floating-point tensor, such as float16, bfloat16 or float32"
+        )
+
+
+def check_beside(name: str, value: Tensor | None, x: Tensor, shape: Sequence[int], *, of: str) -> None:
+    """Refuse a parameter or statistic of another shape or device than x's, or of a dtype that is not served.
+
+    Args:
+        name: The argument's name.
+        value: The argument; an absent one passes.
+        x: The input it goes with.
+        shape: The shape it must have.
+        of: Where that shape comes from, for the message.
+    """
+    if value is None:
+        return
+    check_tensor(name, value)
+    if tuple(value.shape) != tuple(shape):
+        raise InputError(f"{name} has shape {shown_shape(value.shape)}; it must have {shown_shape(shape)}, {of}")
+    if value.device != x.device:
+        raise InputError(f"{name} is on {value.device} and x on {x.device}; put both on one device")
+    if value.dtype not in (x.dtype, torch.float32):
+        served = "float32" if x.dtype is torch.float32 else f"float32 or {shown_dtype(x.dtype)}, the dtype of x"
+        raise InputError(f"{name} is {shown_dtype(value.dtype)}; it must be {served}")
+
+
+def check_number(name: str, value: object, *, least: float, most: float = math.inf) -> None:
+    """Refuse a parameter that is no number or out of its range."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or math.isnan(value):
+        raise InputError(f"{name} is {value!r}; it must be a number")
+    if not least <= value <= most:
+        upper = "" if most == math.inf else f" and at most {most:g}"
+        raise InputError(f"{name} is {value!r}; it must be at least {least:g}{upper}")
+
+
+def check_written(name: str, value: Tensor | None, others: Sequence[tuple[str, Tensor | None]]) -> None:
+    """Refuse a written argument that shares memory with another argument, or whose elements share memory."""
+    if value is None:
+        return
+    if value.numel() > 1 and 0 in value.stride():
+        raise InputError(f"{name} is written, and its elements share memory (it is expanded); give {name}.clone()")
+    for other_name, other in others:
+        if other is not None and _share_memory(value, other):
+            raise InputError(
+                f"{name} is written, and shares memory with {other_name}; give one of them memory of its own: clone()"
+            )
+
+
+def _share_memory(written: Tensor, other: Tensor) -> bool:
+    """Whether a written vector and another tensor have a byte in common."""
+    if written.device.type == "meta" or written.numel() == 0 or other.numel() == 0:
+        return False
+    if written.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    first, past = _extent(written)
+    other_first, other_past = _extent(other)
+    if past <= other_first or other_past <= first:
+        return False
+    # Two vectors may interleave in one storage, as the columns of a matrix do: then the addresses decide.
+    return written.dim() > 1 or other.dim() > 1 or not _addresses(written).isdisjoint(_addresses(other))
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor, and the byte past its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _addresses(vector: Tensor) -> set[int]:
+    size, step = vector.element_size(), sum(vector.stride()) * vector.element_size()
+    return {vector.data_ptr() + i * step + byte for i in range(vector.numel()) for byte in range(size)}
+
+
+def refuse_gradient(op: str, tensors: Sequence[Tensor | None]) -> None:
+    """Refuse a call whose gradient is wanted, of an op that has no backward."""
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        raise InputError(
+            f"a gradient is wanted (an argument requires grad) and {op} has no backward; call it under "
+            "torch.no_grad(), or detach the arguments"
+        )
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """The tensor itself where it is contiguous and aligned, else a copy that is: what kernels are promised."""
+    if tensor.is_contiguous():
+        return aligned(tensor)
+    return tensor.contiguous()
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor itself where its memory begins at a multiple of 16 bytes, else a copy in the same order."""
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()

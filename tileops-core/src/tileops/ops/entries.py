@@ -1,0 +1,164 @@
+"""The entries of the process: what was built, shared by every op, thread and stream.
+
+Within one interface, calls share an entry only when they select the same class with the same build identity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Generator, Hashable
+from concurrent.futures import Future
+from typing import Any, Final, cast
+
+from tileops.backend.registration import Implementation
+from tileops.call_spec import CallSpec
+from tileops.device import made_current
+from tileops.errors import BuildError
+from tileops.kernels.kernel_base import KernelInterface
+from tileops.verdict import IN_TREE
+
+Key = tuple[type[KernelInterface[Any]], type[Any], Hashable]
+Watcher = Callable[[str], contextlib.AbstractContextManager[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """An entry with the implementation that it was built from."""
+
+    entry: Any
+    implementation: Implementation
+
+
+_built: dict[Key, Built] = {}
+_building: dict[Key, tuple[int, Future[Built]]] = {}
+_lock = threading.Lock()
+_watchers: Final[list[Watcher]] = []
+
+
+def _after_fork_in_child() -> None:
+    """Builds that other threads had begun die with them; the child begins them again."""
+    global _lock  # noqa: PLW0603 - nobody in the child can release the parent's lock
+    _lock = threading.Lock()
+    _building.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def built_entries() -> tuple[Built, ...]:
+    """Everything that is built now."""
+    return tuple(_built.values())
+
+
+def drop_entries() -> None:
+    """Forget everything that was built."""
+    _built.clear()
+
+
+@contextlib.contextmanager
+def watching_builds(watcher: Watcher) -> Generator[None]:
+    """Run each build of the block inside `watcher(key)`: how a terminal shows progress."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
+
+
+def entry_of(op: str, interface: type[KernelInterface[Any]], implementation: Implementation, call: CallSpec) -> Any:
+    """The entry that `implementation` has for `call`: reused, or built once however many threads ask.
+
+    Raises:
+        BuildError: `entry_for` or the factory failed. Nothing is stored, every waiting thread gets the error,
+            the next call tries again, and no other implementation is taken in silence.
+    """
+    with _naming_the_failure(op, implementation, call):
+        identity, factory = implementation.cls.entry_for(call)
+        key = (interface, implementation.cls, identity)
+        hash(key)
+    built = _built.get(key)
+    return built.entry if built is not None else _build_once(op, key, implementation, call, factory)
+
+
+def _build_once(op: str, key: Key, implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Any:
+    with _lock:
+        if key in _built:
+            return _built[key].entry
+        builder, promise = _building.get(key, (0, Future[Built]()))
+        if builder == 0:
+            _building[key] = (threading.get_ident(), promise)
+    if builder == threading.get_ident():
+        raise BuildError(f"{implementation.full_key} asks for its own entry while it is being built, for {call}")
+    if builder != 0:
+        return promise.result().entry
+    try:
+        with _naming_the_failure(op, implementation, call):
+            built = Built(_run_factory(implementation, call, factory), implementation)
+    except BaseException as error:
+        with _lock:
+            _building.pop(key, None)
+        promise.set_exception(error)
+        raise
+    with _lock:
+        _built[key] = built
+        _building.pop(key, None)
+    promise.set_result(built)
+    return built.entry
+
+
+def _run_factory(implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Any:
+    with contextlib.ExitStack() as stack:
+        for watcher in _watchers:
+            stack.enter_context(watcher(implementation.full_key))
+        stack.enter_context(made_current(call.device))
+        entry = factory()
+    if not callable(entry):
+        raise TypeError(f"the factory returned {entry!r}, which is neither a kernel nor an Entry")
+    return entry
+
+
+@contextlib.contextmanager
+def _naming_the_failure(op: str, implementation: Implementation, call: CallSpec) -> Generator[None]:
+    """Turn what an author's code raises into a `BuildError` that says whose code it was."""
+    try:
+        yield
+    except BuildError:
+        raise
+    except Exception as error:
+        owner = implementation.owner
+        cls = implementation.cls
+        lines = [
+            f"{op}: {implementation.full_key} was selected and could not be built: {type(error).__name__}: {error}",
+            f"  class: {cls.__module__}.{cls.__qualname__}" + (f", {owner.distribution}" if owner.distribution else ""),
+            f"  call: {call}",
+            f"  {_way_out(implementation)}",
+        ]
+        raise BuildError("\n".join(lines)) from error
+
+
+def _way_out(implementation: Implementation) -> str:
+    owner = implementation.owner.name
+    if owner == IN_TREE:
+        return "no other kernel is taken in its place; the cause above says what is missing on this machine"
+    if owner == "local":
+        return f"no other kernel is taken in its place; unregister_kernel_type(op, {implementation.key!r}) takes it out"
+    return f"no other kernel is taken in its place; TILEOPS_BACKENDS=-{owner} leaves that backend out"
+
+
+def note_who_ran(error: BaseException) -> None:
+    """Add to an exception that left a kernel which kernel it was and who ships it. Python ≥ 3.11."""
+    codes = set[object]()
+    trace = error.__traceback__
+    while trace is not None:
+        codes.add(trace.tb_frame.f_code)
+        trace = trace.tb_next
+    for built in built_entries():
+        run = getattr(built.entry, "run", None) or built.entry.forward
+        if getattr(getattr(run, "__func__", run), "__code__", None) in codes and hasattr(error, "add_note"):
+            owner = built.implementation.owner
+            shipped = owner.distribution or owner.name
+            cast("Any", error).add_note(f"raised in {built.implementation.full_key} ({shipped})")
+            return

@@ -1,0 +1,1 @@
+"""The norm ops, one a file."""

@@ -1,0 +1,220 @@
+"""Batch norm, in training and in inference."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from tileops.call_spec import size_class
+from tileops.errors import InputError
+from tileops.kernels.batch_norm import (
+    BatchNormInfer,
+    BatchNormInferCall,
+    BatchNormTrain,
+    BatchNormTrainCall,
+    ClusterChannelBatchNorm,
+    ColumnBatchNorm,
+    ElementwiseBatchNorm,
+    HeldChannelBatchNorm,
+    SplitChannelBatchNorm,
+    statistics_dtype,
+)
+from tileops.kernels.batch_norm.interface import BATCH_CAP
+from tileops.ops.checks import (
+    aligned,
+    check_beside,
+    check_floating,
+    check_number,
+    check_written,
+    contiguous,
+    shown_shape,
+)
+from tileops.ops.norm.shape import dtype_of
+from tileops.ops.op_base import Op
+
+Results = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+class BatchNormFwdOp(Op):
+    """Normalise each channel of a batch, then scale and shift.
+
+    Training and inference differ in what they read, write and return, so they are two kernel interfaces:
+    `batch_norm_fwd_train` and `batch_norm_fwd_infer`.
+
+    Args:
+        training: Whether the statistics are the batch's (and the running ones are updated) or the running ones.
+        momentum: Share of the batch's statistics in the new running ones, 0 to 1.
+        eps: Added to the variance, in the units of x squared.
+        target: A target that takes the op over, instead of kernel selection.
+    """
+
+    interfaces = {"batch_norm_fwd_train": BatchNormTrain, "batch_norm_fwd_infer": BatchNormInfer}
+    kernel_types = {
+        "column": ColumnBatchNorm,
+        "held_channel": HeldChannelBatchNorm,
+        "cluster_channel": ClusterChannelBatchNorm,
+        "split_channel": SplitChannelBatchNorm,
+        "elementwise": ElementwiseBatchNorm,
+    }
+    results = ("output", "save_mean", "save_invstd")
+
+    def __init__(
+        self, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *, target: str | None = None
+    ) -> None:
+        super().__init__(target=target)
+        self.training = bool(training)
+        self.momentum = momentum
+        self.eps = eps
+        check_number("momentum", momentum, least=0.0, most=1.0)
+        check_number("eps", eps, least=0.0)
+
+    def forward(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Results:
+        """Return `(x - mean) * invstd * weight + bias` for each channel, and the statistics used in training.
+
+        Args:
+            x: `(N, C, *spatial)`, floating point, any layout; channels-last memory is served as it is.
+            running_mean: `(C,)`, float32 or x's dtype, on x's device. Needed in inference. In training it is
+                optional and written in place: `(1 - momentum) * running_mean + momentum * mean`.
+            running_var: Likewise, with the unbiased variance. Given exactly where running_mean is.
+            weight: `(C,)`, float32 or x's dtype, on x's device.
+            bias: Likewise.
+
+        Returns:
+            `(output, save_mean, save_invstd)`. The output is new and has x's shape, dtype and memory order. In
+            training the statistics are new, `(C,)`, float32 (float64 for float64); in inference both are None.
+
+        Raises:
+            InputError: An argument does not fit; nothing was written.
+            OpNotAvailableError: No kernel serves the call.
+            AmbiguousDispatchError: Several kernels do and none is preferred.
+
+        Numerics: statistics in float32 by a shifted or Welford scheme, eps inside the root.
+        Source: arXiv:1502.03167; agrees with `torch.nn.functional.batch_norm`.
+        """
+        x, channels_last = _in_memory_order(x)
+        weight = weight if weight is None else contiguous(weight)
+        bias = bias if bias is None else contiguous(bias)
+        if self.training:
+            return self._train(x, channels_last, running_mean, running_var, weight, bias)
+        assert running_mean is not None
+        assert running_var is not None
+        call = BatchNormInferCall(
+            device=x.device,
+            c=x.shape[1],
+            spatial=math.prod(x.shape[2:]),
+            dtype=x.dtype,
+            eps=self.eps,
+            channels_last=channels_last,
+            weight_dtype=dtype_of(weight),
+            bias_dtype=dtype_of(bias),
+        )
+        kept = statistics_dtype(x.dtype)
+        mean, variance = contiguous(running_mean.to(kept)), contiguous(running_var.to(kept))
+        return self.kernel_for("batch_norm_fwd_infer", call)(x, mean, variance, weight, bias), None, None
+
+    def _train(
+        self,
+        x: Tensor,
+        channels_last: bool,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+    ) -> Results:
+        call = BatchNormTrainCall(
+            device=x.device,
+            n=size_class(x.shape[0], BATCH_CAP),
+            c=x.shape[1],
+            spatial=math.prod(x.shape[2:]),
+            dtype=x.dtype,
+            eps=self.eps,
+            momentum=self.momentum,
+            channels_last=channels_last,
+            weight_dtype=dtype_of(weight),
+            bias_dtype=dtype_of(bias),
+            running=running_mean is not None,
+        )
+        kernel = self.kernel_for("batch_norm_fwd_train", call)
+        if running_mean is None or running_var is None:
+            return kernel(x, None, None, weight, bias)
+        # Kernels write contiguous statistics of one dtype; a view of another kind is updated through a copy.
+        kept = statistics_dtype(x.dtype)
+        mean, variance = contiguous(running_mean.to(kept)), contiguous(running_var.to(kept))
+        results = kernel(x, mean, variance, weight, bias)
+        if mean is not running_mean:
+            running_mean.copy_(mean)
+        if variance is not running_var:
+            running_var.copy_(variance)
+        return results
+
+    def check(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        """Refuse arguments that do not fit."""
+        check_floating("x", x)
+        if x.dim() < 2:
+            raise InputError(f"x has shape {shown_shape(x.shape)}; batch norm takes (N, C, *spatial), two axes or more")
+        self._check_statistics(x, running_mean, running_var)
+        channels = (x.shape[1],)
+        named = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+        for name, value in named.items():
+            check_beside(name, value, x, channels, of="one value per channel of x")
+        if self.training:
+            others = {"x": x, **named}
+            for name in ("running_mean", "running_var"):
+                del others[name]
+                check_written(name, named[name], list(others.items()))
+
+    def _check_statistics(self, x: Tensor, running_mean: Tensor | None, running_var: Tensor | None) -> None:
+        if (running_mean is None) != (running_var is None):
+            given, missing = ("running_mean", "running_var")[:: 1 if running_var is None else -1]
+            raise InputError(
+                f"{given} is given without {missing}; give both running statistics, or neither in training"
+            )
+        if not self.training and running_mean is None:
+            raise InputError("running_mean and running_var are None; in inference both are needed (training=False)")
+        values = x.numel() // x.shape[1] if x.shape[1] else 0
+        if self.training and values == 1:
+            raise InputError(
+                f"x has shape {shown_shape(x.shape)}: one value per channel, which has no variance; training takes at "
+                "least two"
+            )
+
+    def empty_results(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Results:
+        """A new tensor without elements; statistics over no values are NaN, and the running ones stay."""
+        del running_mean, running_var, weight, bias
+        y = torch.empty_like(x)
+        if not self.training:
+            return y, None, None
+        statistics = [x.new_full((x.shape[1],), math.nan, dtype=statistics_dtype(x.dtype)) for _ in range(2)]
+        return y, statistics[0], statistics[1]
+
+
+def _in_memory_order(x: Tensor) -> tuple[Tensor, bool]:
+    """x as it is, or a copy, dense in one of two memory orders; and whether channels are innermost in it."""
+    if x.is_contiguous():
+        return aligned(x), False
+    if x.movedim(1, -1).is_contiguous():
+        return aligned(x), True
+    return x.contiguous(), False

@@ -1,0 +1,76 @@
+"""Layer norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tileops.kernels.layer_norm import HeldRowLayerNorm, LayerNorm, LayerNormCall, StreamedRowLayerNorm
+from tileops.ops.checks import check_beside, check_floating, check_number, contiguous
+from tileops.ops.norm.shape import check_trailing, dtype_of, normalised
+from tileops.ops.op_base import Op
+
+
+class LayerNormFwdOp(Op):
+    """Normalise the trailing axes of a tensor, then scale and shift.
+
+    Args:
+        normalized_shape: The sizes of the trailing axes to normalise over; one number for the last axis.
+        eps: Added to the variance, in the units of x squared.
+        target: A target that takes the op over, instead of kernel selection.
+    """
+
+    interfaces = {"layer_norm": LayerNorm}
+    kernel_types = {"held_row": HeldRowLayerNorm, "streamed_row": StreamedRowLayerNorm}
+
+    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, target: str | None = None) -> None:
+        super().__init__(target=target)
+        self.normalized_shape = normalised(normalized_shape)
+        self.eps = eps
+        check_number("eps", eps, least=0.0)
+
+    def forward(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        """Return `(x - mean) / sqrt(var + eps) * weight + bias`, statistics over the normalised axes.
+
+        Args:
+            x: `(*batch, *normalized_shape)`, floating point, any layout.
+            weight: `normalized_shape`, float32 or x's dtype, on x's device.
+            bias: Likewise.
+
+        Returns:
+            A new contiguous tensor of x's shape and dtype. No argument is written.
+
+        Raises:
+            InputError: An argument does not fit.
+            OpNotAvailableError: No kernel serves the call.
+            AmbiguousDispatchError: Several kernels do and none is preferred.
+
+        Numerics: mean and population variance in float32, eps inside the root.
+        Source: arXiv:1607.06450; agrees with `torch.nn.functional.layer_norm`.
+        """
+        call = LayerNormCall(
+            device=x.device,
+            n=math.prod(self.normalized_shape),
+            dtype=x.dtype,
+            eps=self.eps,
+            weight_dtype=dtype_of(weight),
+            bias_dtype=dtype_of(bias),
+        )
+        weight = weight if weight is None else contiguous(weight)
+        bias = bias if bias is None else contiguous(bias)
+        return self.kernel_for("layer_norm", call)(contiguous(x), weight, bias)
+
+    def check(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> None:
+        """Refuse arguments that do not fit."""
+        check_floating("x", x)
+        check_trailing(x, self.normalized_shape)
+        check_beside("weight", weight, x, self.normalized_shape, of="the normalized_shape")
+        check_beside("bias", bias, x, self.normalized_shape, of="the normalized_shape")
+
+    def empty_results(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        """A new tensor without elements."""
+        del weight, bias
+        return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -1,0 +1,81 @@
+"""RMS norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tileops.kernels.rms_norm import HeldRowRMSNorm, RMSNorm, RMSNormCall, StreamedRowRMSNorm
+from tileops.ops.checks import check_beside, check_floating, check_number, contiguous
+from tileops.ops.norm.shape import check_trailing, dtype_of, normalised
+from tileops.ops.op_base import Op
+
+
+class RMSNormFwdOp(Op):
+    """Divide the trailing axes of a tensor by their root mean square, then scale.
+
+    Args:
+        normalized_shape: The sizes of the trailing axes to normalise over; one number for the last axis.
+        eps: Added to the mean square, in the units of x squared; None for the machine epsilon that
+            `torch.nn.functional.rms_norm` takes: of x's dtype, of float32 where x has fewer bits.
+        target: A target that takes the op over, instead of kernel selection.
+    """
+
+    interfaces = {"rms_norm": RMSNorm}
+    kernel_types = {"held_row": HeldRowRMSNorm, "streamed_row": StreamedRowRMSNorm}
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float | None = None, *, target: str | None = None
+    ) -> None:
+        super().__init__(target=target)
+        self.normalized_shape = normalised(normalized_shape)
+        self.eps = eps
+        if eps is not None:
+            check_number("eps", eps, least=0.0)
+
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Return `x / sqrt(mean(x²) + eps) * weight`, the mean over the normalised axes.
+
+        Args:
+            x: `(*batch, *normalized_shape)`, floating point, any layout.
+            weight: `normalized_shape`, float32 or x's dtype, on x's device.
+
+        Returns:
+            A new contiguous tensor of x's shape and dtype. No argument is written.
+
+        Raises:
+            InputError: An argument does not fit.
+            OpNotAvailableError: No kernel serves the call.
+            AmbiguousDispatchError: Several kernels do and none is preferred.
+
+        Numerics: the mean square in float32, eps inside the root.
+        Source: arXiv:1910.07467; agrees with `torch.nn.functional.rms_norm`.
+        """
+        call = RMSNormCall(
+            device=x.device,
+            n=math.prod(self.normalized_shape),
+            dtype=x.dtype,
+            eps=_default_eps(x.dtype) if self.eps is None else self.eps,
+            weight_dtype=dtype_of(weight),
+        )
+        weight = weight if weight is None else contiguous(weight)
+        return self.kernel_for("rms_norm", call)(contiguous(x), weight)
+
+    def check(self, x: Tensor, weight: Tensor | None = None) -> None:
+        """Refuse arguments that do not fit."""
+        check_floating("x", x)
+        check_trailing(x, self.normalized_shape)
+        check_beside("weight", weight, x, self.normalized_shape, of="the normalized_shape")
+
+    def empty_results(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """A new tensor without elements."""
+        del weight
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _default_eps(dtype: torch.dtype) -> float:
+    """What torch takes for `eps=None`: the machine epsilon of the dtype that it accumulates in."""
+    return torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps

@@ -1,0 +1,349 @@
+"""The selection algorithm, and `Op`, the base of all ops.
+
+`select` is the whole rule. `Op.kernel_for` is its memory: a hit is one look-up, and only a miss asks anybody
+anything.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, cast, overload
+
+from torch import Tensor
+from typing_extensions import Never
+
+from tileops.backend.loading import load
+from tileops.backend.precedence import beats, precedence
+from tileops.backend.registration import Implementation, registry, when_registry_changes
+from tileops.call_spec import CallSpec, plain_class, unkeyable_field
+from tileops.catalogue import add_op
+from tileops.device import Board, DeviceFacts
+from tileops.errors import DeclarationError, InputError, selection_error
+from tileops.kernels.kernel_base import Kernel, KernelInterface
+from tileops.ops.asking import verdict_of
+from tileops.ops.checks import refuse_gradient
+from tileops.ops.entries import drop_entries, entry_of, note_who_ran
+from tileops.ops.implementations import check_kernel_types, implementations
+from tileops.ops.target_kernels import build_target_kernel, run_target_kernel, specs_of
+from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
+
+
+def select(op: str, interface: str, implementations: Sequence[Implementation], call: CallSpec) -> Selection:
+    """Select the implementation that serves `call`.
+
+    Drop the unavailable, drop those that refuse, take the one that nothing else is preferred over. Pure, and
+    independent of the order of `implementations`.
+    """
+    ordered = sorted(implementations, key=_reading_order)
+    verdicts = tuple(verdict_of(implementation, call) for implementation in ordered)
+    serving = [implementation for implementation, verdict in zip(ordered, verdicts) if verdict.serves]
+    over = precedence(ordered)
+    unbeaten = [one for one in serving if not any(beats(other, one, over) for other in serving)]
+    contenders = tuple(implementation.full_key for implementation in unbeaten)
+    key = contenders[0] if len(contenders) == 1 else None
+    return Selection(op, interface, call, verdicts, key, _failure(verdicts, contenders), contenders)
+
+
+def _reading_order(implementation: Implementation) -> tuple[bool, str]:
+    """In-tree first, then by key: the order of verdicts, which decides nothing."""
+    return implementation.owner.name != IN_TREE, implementation.full_key
+
+
+def _failure(verdicts: Sequence[Verdict], contenders: Sequence[str]) -> Failure | None:
+    if len(contenders) == 1:
+        return None
+    if contenders:
+        return Failure.AMBIGUOUS
+    elsewhere = all(verdict.answer is Answer.OTHER_DEVICE for verdict in verdicts)
+    return Failure.NO_DEVICE if elsewhere else Failure.NOT_SERVED
+
+
+# ------------------------------------------------------------------------------------------------------ ops
+
+LOOK_UPS: Final = 1 << 14
+"""Resolved calls that one op class remembers; a spec and its slot take about half a kilobyte."""
+
+_op_classes: Final[list[type[Op]]] = []
+
+
+class Op:
+    """An operator: it picks a kernel interface by meaning; dispatch picks the kernel.
+
+    An author writes the constructor's parameters (kept as attributes of the same names), `interfaces`,
+    `kernel_types`, `forward`, `check` and `empty_results`, and nothing else.
+
+    Args:
+        target: A target that takes this op over, instead of kernel selection.
+    """
+
+    interfaces: ClassVar[Mapping[str, type[KernelInterface[Any]]]] = MappingProxyType({})
+    """The kernel interfaces, by the names that `forward` calls them by."""
+
+    kernel_types: ClassVar[Mapping[str, type[Kernel[Any]]]] = MappingProxyType({})
+    """The in-tree implementations, by key. A key belongs to every interface that its class subclasses."""
+
+    results: ClassVar[tuple[str, ...]] = ("output",)
+    """The names of what `forward` returns, for reports and files."""
+
+    _entries: ClassVar[dict[Any, Any]] = {}
+
+    def __init__(self, *, target: str | None = None) -> None:
+        self.target = target
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Check the declarations and enter the class in the catalogue."""
+        super().__init_subclass__(**kwargs)
+        cls.interfaces = MappingProxyType(dict(cls.interfaces))
+        cls.kernel_types = MappingProxyType(dict(cls.kernel_types))
+        check_kernel_types(cls)
+        cls._entries = {}
+        _op_classes.append(cls)
+        add_op(cls)
+
+    # ------------------------------------------------------------------------------------- what authors write
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Build the call spec and call the kernel: `self.kernel_for("layer_norm", call)(x, weight, bias)`."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no forward")
+
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        """Raise an `InputError` for arguments that the op does not take. Same signature as `forward`."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no check")
+
+    def empty_results(self, *args: Any, **kwargs: Any) -> Any:
+        """What the op returns where x has no elements. Same signature as `forward`."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no empty_results")
+
+    # ------------------------------------------------------------------------------------------------ calling
+
+    def __call__(self, *tensors: Any, **named: Any) -> Any:
+        """Check the arguments, find the kernel, run it. `forward` documents arguments and results."""
+        if named or not tensors:
+            tensors = self._in_order(tensors, named)
+        self.check(*tensors)
+        refuse_gradient(type(self).__name__, tensors)
+        if tensors[0].numel() == 0:
+            return self.empty_results(*tensors)
+        if self.target is not None:
+            return self._run_target(self._in_order(tensors, {}))
+        try:
+            return self.forward(*tensors)
+        except Exception as error:
+            note_who_ran(error)
+            raise
+
+    def kernel_for(self, interface: str, call: CallSpec) -> Callable[..., Any]:
+        """The entry that serves `call` at the interface called `interface`.
+
+        A hit is one look-up by (interface, call): no implementation is consulted, no device property is read.
+
+        Raises:
+            OpNotAvailableError: No implementation runs on the call's device, or none of those serves it.
+            AmbiguousDispatchError: Several serve it and none is preferred.
+            BuildError: The one selected could not be built.
+            DeclarationError: The spec is of another type than the interface's, or cannot key a table.
+        """
+        try:
+            return self._entries[interface, call]
+        except KeyError:
+            pass  # resolved below, where an error has no context that its reader could not use
+        except TypeError:
+            _refuse_unkeyable(call)  # the spec holds something that has no hash
+        return self._resolve(interface, call)
+
+    @overload
+    def explain(self, *tensors: Tensor | None, on: str | Board | DeviceFacts | None = None) -> Selection: ...
+    @overload
+    def explain(self, interface: str, call: CallSpec, /) -> Selection: ...
+    def explain(self, *args: Any, on: str | Board | DeviceFacts | None = None) -> Selection:
+        """What dispatch says to a call, without raising, running or building anything.
+
+        Args:
+            args: The op's tensors, or an interface's name and a call spec.
+            on: With tensors: a board, or facts, to ask about in place of the tensors' device. A spec states
+                them itself: `call.on("h200")`.
+
+        Returns:
+            The selection: every verdict, and the winner or why there is none.
+        """
+        interface, call = args if args and isinstance(args[0], str) else self._asked_for(args)
+        selection = self.selection(interface, call if on is None else call.on(on))
+        if self.target is None:
+            return selection
+        taken = f"target={self.target!r} takes the op over: none of these kernels is asked"
+        return dataclasses.replace(selection, remarks=(taken, *selection.remarks))
+
+    def key_for(self, interface: str, call: CallSpec) -> str:
+        """The key of the implementation that serves `call`; raises where `kernel_for` would."""
+        selection = self.selection(interface, call)
+        if selection.key is None:
+            raise selection_error(selection)
+        return selection.key
+
+    @classmethod
+    def selection(cls, interface: str, call: CallSpec) -> Selection:
+        """`explain(interface, call)`, which depends on the op's class alone."""
+        _check_request(cls, interface, call)
+        load()
+        return _selected(cls, interface, implementations(cls, interface), call.normalised())
+
+    @classmethod
+    def parameter_names(cls) -> tuple[str, ...]:
+        """The names of the constructor's parameters, without `target`."""
+        return _parameter_names(cls)
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """The names of the tensors that the op takes, in order."""
+        return tuple(_forward_signature(type(self)).parameters)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The constructor's parameters, by name; without `target`."""
+        return {name: getattr(self, name) for name in self.parameter_names()}
+
+    def __repr__(self) -> str:
+        """As it was constructed."""
+        shown = [f"{name}={value!r}" for name, value in self.params.items()]
+        shown += [] if self.target is None else [f"target={self.target!r}"]
+        return f"{type(self).__qualname__}({', '.join(shown)})"
+
+    # ----------------------------------------------------------------------------------------------- a miss
+
+    def _in_order(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments in the order of `forward`, absent ones as their defaults."""
+        try:
+            bound = _forward_signature(type(self)).bind(*tensors, **named)
+        except TypeError as mismatch:
+            takes = ", ".join(self.argument_names)
+            raise InputError(f"{type(self).__name__} takes {takes}: {mismatch}") from None
+        bound.apply_defaults()
+        return bound.args
+
+    def _resolve(self, interface: str, call: CallSpec) -> Any:
+        """The miss path: select, build or reuse, remember."""
+        cls = type(self)
+        _check_request(cls, interface, call)
+        if call.stated_on is not None:
+            raise DeclarationError(
+                f"{call} states the facts of a device; kernel_for runs where the tensors are: give a plain spec, or "
+                "ask key_for or explain"
+            )
+        load()
+        entries = cls._entries  # of this generation: a registration from now on makes a new table
+        plain = call.normalised()
+        candidates = implementations(cls, interface)
+        selection = _selected(cls, interface, candidates, plain)
+        if selection.key is None:
+            raise selection_error(selection)
+        winner = next(one for one in candidates if one.full_key == selection.key)
+        entry = entry_of(cls.__name__, cls.interfaces[interface], winner, plain)
+        _remember(entries, (interface, call), entry)
+        return entry
+
+    def _asked_for(self, tensors: Sequence[Any]) -> tuple[str, CallSpec]:
+        """The interface and the spec that a call with these tensors asks for."""
+        arguments = self._in_order(tuple(tensors), {})
+        self.check(*arguments)
+        probe = copy.copy(self)
+        probe.kernel_for = _stop_at  # type: ignore[method-assign]
+        try:
+            probe.forward(*arguments)
+        except _Asked as asked:
+            return asked.interface, asked.call
+        raise DeclarationError(f"{type(self).__name__}.forward asks for no kernel with these tensors")
+
+    def _run_target(self, tensors: tuple[Any, ...]) -> Any:
+        """Run what the target's builder made for these specs and parameters."""
+        cls = type(self)
+        specs = specs_of(tensors)
+        entries = cls._entries
+        key = (self.target, specs, tuple(self.params.items()))
+        kernel = entries.get(key)
+        if kernel is None:
+            kernel = build_target_kernel(cls.__name__, cast("str", self.target), specs, self.params)
+            _remember(entries, key, kernel)
+        return run_target_kernel(kernel, tensors, _written_positions(cls))
+
+
+def clear() -> None:
+    """Forget every look-up and every entry of the process. The next calls select and build again."""
+    _swap_tables()
+    drop_entries()
+
+
+def _selected(cls: type[Op], interface: str, candidates: Sequence[Implementation], call: CallSpec) -> Selection:
+    """`select`, and where nothing is selected what backends have to say about it."""
+    selection = select(cls.__name__, interface, candidates, call)
+    if selection.key is not None:
+        return selection
+    return dataclasses.replace(selection, remarks=registry().remarks())
+
+
+def _check_request(cls: type[Op], interface: str, call: CallSpec) -> None:
+    """Refuse an unknown interface, a spec of another type, and one that cannot key a table."""
+    kernel_interface = cls.interfaces.get(interface)
+    if kernel_interface is None:
+        raise DeclarationError(f"{cls.__name__} has no interface {interface!r}; it has: {', '.join(cls.interfaces)}")
+    wanted, given = kernel_interface.request, cast("type[Any]", type(call))
+    if not issubclass(given, CallSpec) or plain_class(given) is not wanted:
+        raise DeclarationError(f"{cls.__name__}.{interface} takes a {wanted.__qualname__}, not a {given.__qualname__}")
+    if unkeyable_field(call) is not None:
+        _refuse_unkeyable(call)
+
+
+class _Asked(Exception):  # noqa: N818 - no error: it carries a question out of `forward`
+    def __init__(self, interface: str, call: CallSpec) -> None:
+        super().__init__(interface)
+        self.interface = interface
+        self.call = call
+
+
+def _stop_at(interface: str, call: CallSpec) -> Never:
+    raise _Asked(interface, call)
+
+
+def _refuse_unkeyable(call: CallSpec) -> Never:
+    raise DeclarationError(
+        f"{type(call).__qualname__} holds {unkeyable_field(call)}, which cannot key a table; a spec holds None, bool, "
+        "int, float, str, torch.dtype, torch.device, enum members, frozen dataclasses, and tuples or frozensets of them"
+    )
+
+
+def _remember(entries: dict[Any, Any], key: Any, entry: Any) -> None:
+    """Store a look-up. A full table loses its oldest eighth at once, so that eviction costs next to nothing."""
+    if len(entries) >= LOOK_UPS:
+        for old in list(entries)[: LOOK_UPS // 8]:
+            entries.pop(old, None)
+    entries[key] = entry
+
+
+def _swap_tables() -> None:
+    """New look-up tables for every op. A miss that began before stores into the old one, which nobody reads."""
+    for cls in _op_classes:
+        cls._entries = {}  # pyright: ignore[reportPrivateUsage] - the tables are this module's
+
+
+when_registry_changes(_swap_tables)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameter_names(cls: type[Op]) -> tuple[str, ...]:
+    return tuple(name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "target"))
+
+
+@functools.lru_cache(maxsize=1024)
+def _forward_signature(cls: type[Op]) -> inspect.Signature:
+    return inspect.Signature(list(inspect.signature(cls.forward).parameters.values())[1:])
+
+
+@functools.lru_cache(maxsize=1024)
+def _written_positions(cls: type[Op]) -> frozenset[int]:
+    """Which of the op's arguments some interface of it may write."""
+    written = frozenset[str]().union(*(interface.writes for interface in cls.interfaces.values()))
+    return frozenset(i for i, name in enumerate(_forward_signature(cls).parameters) if name in written)

@@ -1,0 +1,191 @@
+"""Verdicts and selections: why a call gets the kernel it gets, as values.
+
+The same values feed the errors, `op.explain` and `tileops explain`, so that the three never disagree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, Final
+
+from tileops.call_spec import CallSpec
+
+IN_TREE: Final = "in-tree"
+"""The name of our own kernels, where a backend's name is expected. In `preferred_over` it means every in-tree
+implementation of the interface, also ones that a later release adds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+    """Who registered something.
+
+    Args:
+        name: The backend's name, unique in a process: `in-tree`, `local` for what a program registered
+            itself, else the distribution's name without `tileops-backend-`.
+        distribution: The distribution's name and version, as pip shows them; empty for `local`.
+    """
+
+    name: str
+    distribution: str = ""
+
+    def full_key(self, key: str) -> str:
+        """`key` as every table and message writes it: bare in-tree, else behind the owner's name."""
+        return key if self.name == IN_TREE else f"{self.name}:{key}"
+
+
+class Answer(enum.Enum):
+    """What an implementation says to a call."""
+
+    SERVES = "serves"
+    OTHER_DEVICE = "runs on another device type"
+    OTHER_ARCH = "is built for other architectures"
+    REFUSES = "refuses"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """One implementation's answer to one call.
+
+    Args:
+        key: The implementation's full key: `held_row`, `acme:row`.
+        cls: Its class.
+        owner: Who ships it.
+        answer: What it says.
+        reason: Why it does not serve the call, as a clause with the number met and the number served;
+            None where it serves.
+    """
+
+    key: str
+    cls: type[Any]
+    owner: Owner
+    answer: Answer
+    reason: str | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether the implementation is available and applicable."""
+        return self.answer is Answer.SERVES
+
+    @property
+    def class_name(self) -> str:
+        """Where the class is found: its module and qualified name."""
+        return f"{self.cls.__module__}.{self.cls.__qualname__}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The verdict as `--json` prints it."""
+        return {
+            "key": self.key,
+            "class": self.class_name,
+            "backend": self.owner.name,
+            "serves": self.serves,
+            "reason": self.reason,
+        }
+
+
+class Failure(enum.Enum):
+    """Why a selection has no winner. The values are the phrases that the errors open with."""
+
+    NO_DEVICE = "in-tree kernels do not run on"
+    NOT_SERVED = "no implementation serves this call"
+    AMBIGUOUS = "dispatch is ambiguous"
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The verdicts of one call and the winner.
+
+    Args:
+        op: The op class's name.
+        interface: The kernel interface's name in the op.
+        call: The call spec, as tables hold it.
+        verdicts: Every implementation's answer: in-tree first, then by key.
+        key: The winner's full key; None where there is none.
+        failure: Why there is none; None where there is one.
+        contenders: The keys that serve the call and that nothing else is preferred over: the winner alone, or
+            those between which dispatch is ambiguous.
+        remarks: What backends say about themselves that may explain a missing kernel.
+    """
+
+    op: str
+    interface: str
+    call: CallSpec
+    verdicts: tuple[Verdict, ...]
+    key: str | None
+    failure: Failure | None
+    contenders: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def winner(self) -> Verdict | None:
+        """The verdict of the implementation that serves the call, or None."""
+        return next((verdict for verdict in self.verdicts if verdict.key == self.key), None)
+
+    @property
+    def headline(self) -> str:
+        """The outcome in one line: the winner, or the error's first sentence."""
+        where = f"{self.op}.{self.interface}"
+        if self.failure is None:
+            return f"{self.key} serves this call: {where}"
+        if self.failure is Failure.NO_DEVICE:
+            return f"{self.failure.value} {self.call.device.type}: {where}"
+        if self.failure is Failure.AMBIGUOUS:
+            return f"{self.failure.value}: {', '.join(self.contenders)} all serve this call: {where}"
+        return f"{self.failure.value}: {where}"
+
+    def __str__(self) -> str:
+        """The whole selection: outcome, call, every verdict, and what to do where nothing was selected."""
+        lines = [self.headline, f"  call: {self.call}"]
+        lines += [f"  {line}" for line in self._verdict_lines()]
+        lines += [f"  {remark}" for remark in self.remarks]
+        lines += [f"  {line}" for line in self.advice()]
+        return "\n".join(lines)
+
+    def _verdict_lines(self) -> list[str]:
+        width = max((len(verdict.key) for verdict in self.verdicts), default=0)
+        return [f"{verdict.key:<{width}}  {self.saying(verdict)}  [{_origin(verdict)}]" for verdict in self.verdicts]
+
+    def saying(self, verdict: Verdict) -> str:
+        """What a verdict comes to in this selection: selected, outranked, or the reason."""
+        if verdict.reason is not None:
+            return verdict.reason
+        if verdict.key == self.key:
+            return "serves this call: selected"
+        outranked = verdict.key not in self.contenders
+        return "serves this call; another is preferred over it" if outranked else "serves this call"
+
+    def advice(self) -> list[str]:
+        """What to do where nothing was selected."""
+        if self.failure is Failure.NO_DEVICE:
+            wanted = f"install a backend that runs on {self.call.device.type} (for cpu: tileops-backend-example)"
+            return [f"{wanted}, or move the tensors to a CUDA device; see docs/guide/selecting.md"]
+        if self.failure is Failure.NOT_SERVED:
+            return ["change what the reasons name, or install a backend that serves it; see docs/guide/selecting.md"]
+        if self.failure is Failure.AMBIGUOUS:
+            return [self._settling_advice()]
+        return []
+
+    def _settling_advice(self) -> str:
+        owners = {v.owner.name for v in self.verdicts if v.key in self.contenders}
+        backends = sorted(owners - {IN_TREE, "local"})
+        if len(owners) == 1:
+            return f"one of them must name another in preferred_over: only {owners.pop()} can settle it"
+        if backends:
+            return f"settle it by leaving one backend out: TILEOPS_BACKENDS=-{backends[0]}"
+        return "unregister_kernel_type one of them, or let one state preferred_over"
+
+    def as_json(self) -> dict[str, Any]:
+        """The selection as `tileops explain --json` prints it."""
+        return {
+            "op": self.op,
+            "interface": self.interface,
+            "call": str(self.call),
+            "key": self.key,
+            "verdicts": [verdict.as_json() for verdict in self.verdicts],
+            "error": None if self.failure is None else self.headline,
+        }
+
+
+def _origin(verdict: Verdict) -> str:
+    distribution = verdict.owner.distribution
+    return f"{verdict.class_name}, {distribution}" if distribution else verdict.class_name
