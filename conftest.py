@@ -26,8 +26,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sybil import Example, Sybil
 from sybil.evaluators import doctest as sybil_doctest
+from sybil.integration.pytest import SybilItem
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 from sybil.parsers.rest import DocTestParser
 from sybil.sybil import SybilCollection
@@ -76,10 +78,14 @@ class Page:
         """Install the project: write the metadata that pip would, and begin again as a new process does."""
         project = tomllib.loads((self.folder / "pyproject.toml").read_text())["project"]
         groups = project.get("entry-points", {})
-        lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in groups.items()]
+        lines = [
+            f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in groups.items()
+        ]
         name = project["name"].replace("-", "_")
         metadata = f"{name}-{project['version']}.dist-info"
-        self.write(f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+        self.write(
+            f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        )
         self.write(f"{metadata}/entry_points.txt", "\n".join(lines))
         forget_modules(self.folder)
         as_in_a_new_process()
@@ -121,6 +127,8 @@ def library_state() -> Iterator[None]:
     from tileops.backend import loading, registration
     from tileops.ops import op_base
 
+    for op in catalogue.IN_TREE_OPS:  # ours stay when the page ends; only the page's own go
+        catalogue.find_op(op)
     registry, state = registration.registry(), loading._loading
     op_classes, names = list(op_base._op_classes), dict(catalogue._classes)
     as_in_a_new_process()
@@ -152,12 +160,23 @@ def begin_page(namespace: dict[str, Any]) -> None:
     sys.path.insert(0, str(folder))
     stack.callback(sys.path.remove, str(folder))
     stack.callback(forget_modules, folder)
-    namespace.update(__name__="__main__", _page=Page(folder), _stack=stack)
+    namespace.clear()
+    namespace.update(__name__="__main__", _page=Page(folder), _stack=stack, _ran=set[int]())
+
+
+def begin_guide(namespace: dict[str, Any]) -> None:
+    """Begin a page that may show the kernels of the example backend."""
+    example = pytest.importorskip("tileops_backend_example.tilelang_row")
+    missing = example.toolchain_missing()
+    if missing is not None:
+        pytest.skip(f"pages show the compiled kernel of tileops-backend-example: {missing}")
+    begin_page(namespace)
 
 
 def end_page(namespace: dict[str, Any]) -> None:
-    """Put back what `begin_page` changed."""
-    namespace["_stack"].close()
+    """Put back what `begin_page` changed; a page that was skipped changed nothing."""
+    if "_stack" in namespace:
+        namespace["_stack"].close()
 
 
 # --------------------------------------------------------------------------------------------------- blocks
@@ -207,7 +226,7 @@ PAGES = Sybil(
     ],
     patterns=["README.md", "CONTRIBUTING.md", "docs/*.md", "docs/*/*.md"],
     excludes=["tileops-*/*.md"],
-    setup=begin_page,
+    setup=begin_guide,
     teardown=end_page,
 )
 DOCSTRINGS = Sybil(
@@ -218,3 +237,16 @@ DOCSTRINGS = Sybil(
 )
 
 pytest_collect_file = SybilCollection([PAGES, DOCSTRINGS]).pytest()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Run the blocks above an example that is asked for alone, or whose page several workers share."""
+    if not isinstance(item, SybilItem):
+        return
+    ran: set[int] = item.example.namespace["_ran"]
+    for example in item.example.document.examples():
+        if example.line < item.example.line and example.line not in ran:
+            ran.add(example.line)
+            example.evaluate()
+    ran.add(item.example.line)

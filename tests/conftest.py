@@ -255,3 +255,60 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     for name in list(sys.modules):
         if name.partition(".")[0] in made.modules:
             del sys.modules[name]
+
+
+# ------------------------------------------------------------------------------------------------------- ops
+
+
+@pytest.fixture(scope="session")
+def backends() -> None:
+    """A process in which the installed backends are loaded: ops run on CPU."""
+    loading.load()
+
+
+class Close:
+    """Compares results with a reference computed in float64 from the same values."""
+
+    TOLERANCES = {
+        torch.float64: (1e-12, 1e-12),
+        torch.float32: (1e-5, 1e-5),
+        torch.float16: (2e-3, 2e-3),
+        torch.bfloat16: (1.6e-2, 1.6e-2),
+    }
+
+    def __call__(self, result: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+        """Assert that `result`, in `dtype`, is what float64 gives, to the rounding of its dtype."""
+        assert result.dtype is (dtype or result.dtype)
+        relative, absolute = self.TOLERANCES[result.dtype]
+        torch.testing.assert_close(result.double(), expected.double(), rtol=relative, atol=absolute)
+
+
+@pytest.fixture(scope="session")
+def close() -> Close:
+    """Compare a result with float64."""
+    return Close()
+
+
+def layouts(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Tensors with the values of a two-dimensional x, in every memory layout that is awkward for a kernel."""
+    wide = torch.zeros(x.shape[0], 2 * x.shape[1], dtype=x.dtype, device=x.device)
+    wide[:, ::2] = x
+    flat = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)
+    flat[1:] = x.reshape(-1)
+    reversed_rows = x.flip(0).contiguous()
+    padded = torch.zeros(x.shape[0], x.shape[1] + 3, dtype=x.dtype, device=x.device)
+    padded[:, 3:] = x
+    return {
+        "contiguous": x.contiguous(),
+        "strided": wide[:, ::2],
+        "transposed": x.t().contiguous().t(),
+        "misaligned": flat[1:].view(x.shape),
+        "padded": padded[:, 3:],
+        "reversed": reversed_rows.flip(0),
+    }
+
+
+@pytest.fixture(scope="session")
+def in_layouts() -> Callable[[torch.Tensor], dict[str, torch.Tensor]]:
+    """The values of a matrix in awkward memory layouts."""
+    return layouts

@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from typing import Final, final
 
 import torch
-from torch import Tensor
 from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
+from torch import Tensor
 
 __all__ = ["TileLangRowLayerNorm", "toolchain_missing"]
 
@@ -71,11 +71,12 @@ class TileLangRowLayerNorm(LayerNorm):
         """See `LayerNorm.forward`."""
         y = torch.empty_like(x)
         elements = x.numel()
+        rows = elements // self._n
         # Small calls never ask for the number of threads: their budget is a microsecond.
-        useful = elements // ELEMENTS_PER_THREAD
+        useful = min(elements // ELEMENTS_PER_THREAD, rows)
         threads = 1 if useful < 2 else min(useful, torch.get_num_threads())
         if threads == 1:
-            self._run_rows(x, weight, bias, y, 0, elements // self._n)
+            self._run_rows(x, weight, bias, y, 0, rows)
         else:
             self._share_rows(x, weight, bias, y, threads)
         return y

@@ -18,12 +18,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import logging
 import math
 import platform
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +60,12 @@ def compile_row_norm(n: int, eps: float, has_weight: bool, has_bias: bool) -> La
 @functools.cache
 def _entry_point(n: int, has_weight: bool, has_bias: bool) -> Callable[..., int]:
     """The compiled function, called `(eps, scale, rescale, x, weight, bias, y, rows)`."""
-    with _quiet():
-        kernel: Any = tilelang.compile(
-            row_norm(n, has_weight, has_bias),
-            target="c",
-            execution_backend="cython",
-            compile_flags=compile_flags(),
-        )
+    kernel: Any = tilelang.compile(
+        row_norm(n, has_weight, has_bias),
+        target="c",
+        execution_backend="cython",
+        compile_flags=compile_flags(),
+    )
     # Taken by item, a ctypes function is a new object each time: TileLang's own keeps its argument types.
     entry_point = kernel.adapter.lib["call"]
     # Parameters first, in their order, then the symbolic sizes.
@@ -221,22 +217,3 @@ _CPU_FACTS = frozenset(
     # x86-64, then aarch64
     ("vendor_id", "cpu family", "model", "flags", "cpu implementer", "cpu variant", "cpu part", "features")
 )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Drop TileLang's progress lines while this thread compiles; its warnings, and other threads, are heard.
-
-    The environment variable that does this would silence every other user of TileLang in the process.
-    """
-    thread = threading.get_ident()
-
-    def is_heard(record: logging.LogRecord) -> bool:
-        return record.levelno > logging.INFO or record.thread != thread
-
-    logger = logging.getLogger("tilelang.jit.kernel")
-    logger.addFilter(is_heard)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_heard)

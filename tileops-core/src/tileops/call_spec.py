@@ -7,7 +7,7 @@ import enum
 import functools
 import math
 import typing
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import torch
 from typing_extensions import Self
@@ -116,7 +116,7 @@ class CallSpec:
             for name, marker in size_classes(type(self)).items()
             if marker.of(getattr(self, name)) != getattr(self, name)
         }
-        if self.stated_on is None and self.device.index is None:
+        if self.stated_on is None:
             device = with_index(self.device)
             if device != self.device:
                 changed["device"] = device
@@ -177,8 +177,8 @@ def _keyable(value: object) -> bool:
     if isinstance(value, float):
         return not math.isnan(value)  # NaN equals nothing, so every call would be a miss
     if isinstance(value, (tuple, frozenset)):
-        return all(_keyable(part) for part in typing.cast("tuple[object, ...]", value))
+        return all(_keyable(part) for part in cast("tuple[object, ...]", value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        frozen = type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
-        return bool(frozen) and all(_keyable(getattr(value, f.name)) for f in dataclasses.fields(value))
+        frozen = bool(cast("Any", type(value)).__dataclass_params__.frozen)
+        return frozen and all(_keyable(getattr(value, f.name)) for f in dataclasses.fields(value))
     return isinstance(value, _KEYABLE)

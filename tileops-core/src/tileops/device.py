@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -94,7 +94,7 @@ def _calibration_of(device_name: str, sm_count: int, arch: int) -> str | None:
 
 
 def _read_cuda(device: torch.device) -> DeviceFacts:
-    properties = torch.cuda.get_device_properties(device)
+    properties = cast("Any", torch.cuda.get_device_properties(device))
     if torch.version.hip is not None:
         # On a ROCm build major.minor numbers AMD's architectures; no CUDA set may contain them.
         return DeviceFacts(sm_count=properties.multi_processor_count)
@@ -154,9 +154,14 @@ def _checked(facts: object) -> DeviceFacts:
     return facts
 
 
+def _index_of(device: torch.device) -> int | None:
+    """The device's index; None for `torch.device("cuda")`, which torch's annotation leaves out."""
+    return cast("int | None", device.index)
+
+
 def with_index(device: torch.device) -> torch.device:
     """`device` with an explicit index: one device has one name in every table."""
-    if device.index is not None or device.type in ("cpu", "meta"):
+    if _index_of(device) is not None or device.type in ("cpu", "meta"):
         return device
     module = torch.get_device_module(device)
     return torch.device(device.type, module.current_device())
@@ -164,7 +169,7 @@ def with_index(device: torch.device) -> torch.device:
 
 def made_current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """A context in which `device` is the current device of its type. Kernels are built in it."""
-    if device.type == "cpu" or device.index is None:
+    if device.type == "cpu" or _index_of(device) is None:
         return contextlib.nullcontext()
     with contextlib.suppress(RuntimeError):
         guard = getattr(torch.get_device_module(device), "device", None)

@@ -78,7 +78,7 @@ def installed_backends() -> tuple[Installed, ...]:
     two copies of one distribution, the first on the path counts.
     """
     found: dict[str, Installed] = {}
-    for distribution in cast("Iterable[Any]", importlib_metadata.distributions()):
+    for distribution in cast("Any", importlib_metadata).distributions():
         backend = _read_distribution(distribution)
         if backend is not None:
             found.setdefault(backend.distribution, backend)

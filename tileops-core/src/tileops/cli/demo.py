@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -24,7 +25,8 @@ Case = tuple[str, Op, tuple[Tensor | None, ...]]
 
 def photographs() -> Tensor:
     """Four photographs that scikit-image ships, `(4, 3, 288, 288)`, float32, 0 to 1."""
-    pictures = [data.astronaut(), data.coffee(), data.chelsea(), data.rocket()]
+    shipped = cast("Any", data)
+    pictures: list[Any] = [shipped.astronaut(), shipped.coffee(), shipped.chelsea(), shipped.rocket()]
     cropped = [torch.from_numpy(picture[:SIDE, :SIDE].copy()) for picture in pictures]
     return torch.stack(cropped).permute(0, 3, 1, 2).float().contiguous() / 255
 

@@ -76,12 +76,14 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pt(path: Path) -> dict[str, Tensor]:
-    held = cast("Any", torch.load(path, map_location="cpu", weights_only=True))
+    held: Any = torch.load(path, map_location="cpu", weights_only=True)
     if isinstance(held, Tensor):
         return {UNNAMED: held}
-    if isinstance(held, Mapping) and all(isinstance(value, Tensor) for value in cast("Any", held).values()):
-        return {str(name): value for name, value in cast("Mapping[Any, Tensor]", held).items()}
-    raise UsageError(f"{path} holds {type(held).__name__}; give one tensor, or a mapping of names to tensors")
+    named = cast("Mapping[Any, Any]", held) if isinstance(held, Mapping) else {}
+    if named and all(isinstance(value, Tensor) for value in named.values()):
+        return {str(name): value for name, value in named.items()}
+    kind = cast("Any", type(held)).__name__
+    raise UsageError(f"{path} holds {kind}; give one tensor, or a mapping of names to tensors")
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -93,7 +95,8 @@ def _write_npy(file: Any, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _write_npz(file: Any, tensors: Mapping[str, Tensor]) -> None:
-    np.savez(file, **{name: tensor.numpy() for name, tensor in tensors.items()})
+    arrays: Any = {name: tensor.numpy() for name, tensor in tensors.items()}
+    np.savez(file, **arrays)
 
 
 def _write_pt(file: Any, tensors: Mapping[str, Tensor]) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -48,7 +48,7 @@ def run_op(op: Op, tensors: Sequence[Tensor | None]) -> Run:
     arguments = [None if tensor is None else tensor.clone() for tensor in tensors]
     device = next(tensor.device for tensor in tensors if tensor is not None)
     returned, first = _timed(lambda: op(*arguments), device)
-    values = returned if isinstance(returned, tuple) else (returned,)
+    values = _as_tuple(returned)
     names = result_names(op, len(values))
     results = {name: value.clone() for name, value in zip(names, values) if value is not None}
     results |= {name: value.clone() for name, value in _written(op, selection, arguments)}
@@ -60,6 +60,10 @@ def run_op(op: Op, tensors: Sequence[Tensor | None]) -> Run:
 def result_names(op: Op, count: int) -> tuple[str, ...]:
     """The names of an op's results, for files and reports."""
     return ("output", *(f"output_{index}" for index in range(1, count))) if len(op.results) != count else op.results
+
+
+def _as_tuple(returned: Any) -> tuple[Any, ...]:
+    return cast("tuple[Any, ...]", returned) if isinstance(returned, tuple) else (returned,)
 
 
 def _timed(call: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
@@ -82,7 +86,7 @@ def _error(op: Op, selection: Selection, tensors: Sequence[Tensor | None], resul
     """The largest absolute difference from the interface's reference, computed in float64."""
     exact = [None if tensor is None else tensor.double() for tensor in tensors]
     reference: Any = op.interfaces[selection.interface].reference(selection.call, *exact)
-    expected = [value for value in (reference if isinstance(reference, tuple) else (reference,)) if value is not None]
+    expected = [value for value in _as_tuple(reference) if value is not None]
     if len(expected) != len(results):
         return None
     differences = ((one.double() - other).abs().max().item() for one, other in zip(results, expected) if one.numel())

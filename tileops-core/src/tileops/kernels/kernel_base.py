@@ -181,8 +181,9 @@ def _listed(names: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, names))) or "nothing"
 
 
-def _archs(archs: Container[int]) -> str:
-    return _listed(archs) if isinstance(archs, (set, frozenset, tuple, list)) else repr(archs)
+def _archs(archs: Any) -> str:
+    shown = cast("Iterable[object]", archs)
+    return _listed(shown) if isinstance(archs, (set, frozenset, tuple, list)) else repr(shown)
 
 
 _KEY: Final = re.compile(r"[a-z][a-z0-9_]*")
@@ -204,24 +205,26 @@ def check_kernel_class(key: object, cls: object, interfaces: Iterable[type[Kerne
         )
     if not isinstance(cls, type):
         raise DeclarationError(f"{key!r} is registered with {cls!r}, which is not a class; give the class itself")
-    served = [interface for interface in interfaces if issubclass(cls, interface)]
+    kernel = cast("type[Any]", cls)
+    served = [interface for interface in interfaces if issubclass(kernel, interface)]
     if not served:
-        known = ", ".join(f"{i.__module__}.{i.__qualname__}" for i in interfaces)
+        known = ", ".join(_name(interface) for interface in interfaces)
         raise DeclarationError(
-            f"{_name(cls)} (key {key!r}) implements no interface of this op; subclass one of: {known}"
+            f"{_name(kernel)} (key {key!r}) implements no interface of this op; subclass one of: {known}"
         )
-    _check_declarations(cls)
+    _check_declarations(kernel)
     for interface in served:
-        _check_forward(cls, interface)
+        _check_forward(kernel, interface)
 
 
 def _check_declarations(cls: type[Kernel[Any]]) -> None:
     declared = cast("Any", cls)
+    devices = cast("frozenset[Any]", declared.devices)
     for method in ("refusal", "entry_for"):
         if not isinstance(inspect.getattr_static(cls, method), classmethod):
             raise DeclarationError(f"{_name(cls)}.{method} must be a classmethod: it is asked before anything is built")
-    if not isinstance(declared.devices, frozenset) or not all(isinstance(d, str) for d in declared.devices):
-        raise DeclarationError(f"{_name(cls)}.devices must be a frozenset of device types, not {declared.devices!r}")
+    if not isinstance(declared.devices, frozenset) or not all(isinstance(device, str) for device in devices):
+        raise DeclarationError(f"{_name(cls)}.devices must be a frozenset of device types, not {devices!r}")
     if cls.supported_archs is not None and len(cls.devices) != 1:
         raise DeclarationError(
             f"{_name(cls)} states supported_archs and runs on {_listed(cls.devices)}; architecture numbers mean "

@@ -13,15 +13,15 @@ import torch
 
 VECTOR_BYTES: Final = 16  # the widest global access of one thread on every architecture served
 REGISTERS_PER_SM: Final = 1 << 16  # 32-bit registers, on every architecture served
-THREADS_PER_SM: Final = 2048
+THREADS_PER_SM: Final = 1536  # the least of the architectures served; others run 2048
 
 SERVED_DTYPES: Final = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 MOST_HELD: Final = 32
 """Registers with which a thread may hold its part of a row: half of the 64 that each of 1024 can have."""
 
-MOST_HELD_BY_A_SMALL_BLOCK: Final = 24
-"""The same for 128 threads: beyond it 256 threads have as many bytes in flight and a shorter reduction."""
+HELD_BY_FEW: Final = 24
+"""The same for up to 128 threads: beyond it a 16-bit row spills, so more threads take it."""
 
 MOST_LOADED_EARLY: Final = 64
 """Registers of row, weight and bias together with which 128 threads still run four blocks an SM."""
@@ -29,8 +29,11 @@ MOST_LOADED_EARLY: Final = 64
 MOST_IN_FLIGHT: Final = 16
 """Registers that a thread fills at a time where it streams: 1024 threads have 64 KiB of loads in flight."""
 
-WORKING_REGISTERS: Final = 48
-"""Registers beside the held row: addresses, vectors unpacked to float32, sums. With 40, compiled code spills."""
+WORKING_REGISTERS: Final = 32
+"""Registers beside the held row: addresses, one vector unpacked to float32, sums (read off compiled code)."""
+
+UNPACKING_REGISTERS: Final = 16
+"""As many more where 16-bit rows hold more than `HELD_BY_FEW`; the compiler spills them otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,29 +121,35 @@ class RowPlan:
 
     def loads_early(self, further_registers: int) -> bool:
         """Whether a thread has registers for `further_registers` while it sums the row."""
-        held = self.held_registers + further_registers
-        return held <= MOST_LOADED_EARLY and (held + WORKING_REGISTERS) * self.threads <= REGISTERS_PER_SM
+        fits = self._registers(further_registers) * self.threads <= REGISTERS_PER_SM
+        return fits and self.held_registers + further_registers <= MOST_LOADED_EARLY
 
     def blocks_per_sm(self, further_registers: int) -> int:
         """Blocks that fit an SM where each thread holds the row and `further_registers`."""
-        registers = self.held_registers + further_registers + WORKING_REGISTERS
-        return max(1, min(THREADS_PER_SM // self.threads, REGISTERS_PER_SM // (registers * self.threads)))
+        by_registers = REGISTERS_PER_SM // (self._registers(further_registers) * self.threads)
+        return max(1, min(THREADS_PER_SM // self.threads, by_registers))
+
+    def _registers(self, further_registers: int) -> int:
+        """Registers of one thread that holds the row and `further_registers`."""
+        unpacks_many = self.elements_per_word > 1 and self.held_registers > HELD_BY_FEW
+        working = WORKING_REGISTERS + (UNPACKING_REGISTERS if unpacks_many else 0)
+        return self.held_registers + further_registers + working
 
 
 def held_row_plan(n: int, dtype: torch.dtype) -> RowPlan | None:
     """The fewest threads that hold a row in registers, or None where 1024 threads cannot.
 
-    Rows of up to 4 KiB share a warp or take one, which needs no barrier; longer rows take a block.
+    Rows of up to 3 KiB share a warp or take one, which needs no barrier; longer rows take a block.
     """
     vector = vector_elements(n, dtype)
     words = vector_words(vector, dtype)
     vectors = n // vector
-    if vectors * words <= 32 * MOST_HELD:
+    if vectors * words <= 32 * HELD_BY_FEW:
         # Two vectors or more for each lane, so that loads overlap, but 8 lanes side by side: a 128-byte line.
         lanes = min(32, max(power_of_two_from(ceil_div(vectors, 2)), min(8, power_of_two_from(vectors))))
         return RowPlan(n, vector, words, lanes, rows_per_block=128 // lanes)
-    for lanes in (128, 256, 512, 1024):
-        most = MOST_HELD_BY_A_SMALL_BLOCK if lanes == 128 else MOST_HELD
+    for lanes in (64, 128, 256, 512, 1024):
+        most = HELD_BY_FEW if lanes <= 128 else MOST_HELD
         if ceil_div(vectors, lanes) * words <= most:
             return RowPlan(n, vector, words, lanes, rows_per_block=1)
     return None

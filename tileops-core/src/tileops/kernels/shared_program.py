@@ -1,4 +1,4 @@
-# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportAttributeAccessIssue=false
 """What every TileLang program of the library shares: compilation, access widths, deterministic sums.
 
 The macros work on `T.alloc_local` buffers and reduce them in place. Lanes and then warps are combined by
@@ -22,6 +22,7 @@ __all__ = [
     "block_merge_moments",
     "block_sum",
     "compile_program",
+    "from_origin",
     "group_merge_moments",
     "group_sum",
     "keep_packed",
@@ -191,6 +192,17 @@ def load_columns_at(held, first, weight, column, vector: int):
     """Load the vector of `weight` (one axis) at `column` into `held` (local) from `held[first]` on."""
     for j in T.vectorized(vector):
         held[first + j] = weight[column + j]
+
+
+def from_origin(value: Any, origin: Any, dtype: torch.dtype) -> Any:
+    """`value` in float32, in float32 input taken from `origin` (local, 1): a value of the same sample.
+
+    The mean of float32 values far from zero is rounded at their magnitude, and all that is centred by it is
+    off by as much. Taken from one of themselves, values are near zero, and so is what rounding costs them. In
+    16 bits the output is rounded more coarsely than that, and the subtraction is spared.
+    """
+    value = T.cast(value, "float32")
+    return value - origin[0] if dtype is torch.float32 else value
 
 
 def _butterfly(lanes: int) -> list[int]:

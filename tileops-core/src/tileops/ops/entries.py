@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Hashable
@@ -109,10 +110,30 @@ def _build_once(op: str, key: Key, implementation: Implementation, call: CallSpe
     return built.entry
 
 
+@contextlib.contextmanager
+def _quiet_compiler() -> Generator[None]:
+    """Drop the progress lines that TileLang logs while this thread compiles; its warnings are heard.
+
+    The environment variable that silences them would do so for every other user of TileLang in the process.
+    """
+    thread = threading.get_ident()
+
+    def is_heard(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO or record.thread != thread
+
+    logger = logging.getLogger("tilelang.jit.kernel")
+    logger.addFilter(is_heard)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_heard)
+
+
 def _run_factory(implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Any:
     with contextlib.ExitStack() as stack:
         for watcher in _watchers:
             stack.enter_context(watcher(implementation.full_key))
+        stack.enter_context(_quiet_compiler())
         stack.enter_context(made_current(call.device))
         entry = factory()
     if not callable(entry):

@@ -14,7 +14,6 @@ from tileops.errors import BackendLoadWarning, DeclarationError
 from tileops.kernels.kernel_base import Kernel, check_kernel_class
 from tileops.verdict import IN_TREE, Owner
 
-
 OpClass = type[Any]
 """An op class: its `interfaces` and `kernel_types` are asked for here. `Op` itself lies above this module."""
 

@@ -1,4 +1,4 @@
-# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
 """One cluster of blocks a channel, each holding a part of it: one read, one write, one launch.
 
 Every block takes the moments of its part and puts them into the shared memory of all blocks of its cluster; each
@@ -12,6 +12,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
+from tileops.kernels.batch_norm.regions import PARKING_GROUP
 from tileops.kernels.batch_norm.statistics_program import (
     FLOAT32,
     affine_dtype,
@@ -19,7 +20,6 @@ from tileops.kernels.batch_norm.statistics_program import (
     held_sum,
     hold,
     keep_statistics,
-    locate,
     read_affine,
     store_held,
 )
@@ -29,53 +29,60 @@ __all__ = ["cluster_channel_program"]
 
 
 @T.macro
-def park(x, parked, channel, thread, first, stride, items, steps: int, run_vectors: int, vector: int, element):
-    """Copy further vectors of the channel into shared memory, by way of registers."""
-    at = T.alloc_local((2,), "int32")
-    passing = T.alloc_local((steps, vector), element)
-    for step in T.unroll(steps):
-        if first + step * stride < items:
-            locate(at, first + step * stride, run_vectors)
+def park(x, parked, channel, thread, first, stride, items, groups, run_vectors: int, vector: int, element):
+    """Copy further vectors of the channel into shared memory, by way of registers, a group at a time."""
+    passing = T.alloc_local((PARKING_GROUP, vector), element)
+    for group in T.serial(groups):
+        hold(
+            x, passing, channel, first + group * (PARKING_GROUP * stride), stride, items,
+            PARKING_GROUP, run_vectors, vector,
+        )  # fmt: skip
+        for step in T.unroll(PARKING_GROUP):
             for lane in T.vectorized(vector):
-                passing[step, lane] = x[at[0], channel, at[1] * vector + lane]
-    for step in T.unroll(steps):
-        for lane in T.vectorized(vector):
-            parked[step, thread, lane] = passing[step, lane]
+                parked[group * PARKING_GROUP + step, thread, lane] = passing[step, lane]
 
 
 @T.macro
-def parked_sum(sums, parked, thread, first, stride, items, steps: int, vector: int, element):
-    """``held_sum`` of the values parked, one vector at a time."""
-    one = T.alloc_local((1, vector), element)
-    for step in T.unroll(steps):
+def fetch(passing, parked, thread, group, vector: int):
+    """Read back a group of the thread's own vectors."""
+    for step in T.unroll(PARKING_GROUP):
         for lane in T.vectorized(vector):
-            one[0, lane] = parked[step, thread, lane]
-        held_sum(sums, one, first + step * stride, stride, items, 1, vector)
+            passing[step, lane] = parked[group * PARKING_GROUP + step, thread, lane]
 
 
 @T.macro
-def parked_square_sum(squares, parked, centre, thread, first, stride, items, steps: int, vector: int, element):
-    """``held_square_sum`` of the values parked, one vector at a time."""
-    one = T.alloc_local((1, vector), element)
-    for step in T.unroll(steps):
-        for lane in T.vectorized(vector):
-            one[0, lane] = parked[step, thread, lane]
-        held_square_sum(squares, one, centre, first + step * stride, stride, items, 1, vector)
+def parked_sum(sums, parked, thread, first, stride, items, groups, vector: int, element):
+    """``held_sum`` of the values parked."""
+    passing = T.alloc_local((PARKING_GROUP, vector), element)
+    for group in T.serial(groups):
+        fetch(passing, parked, thread, group, vector)
+        held_sum(sums, passing, first + group * (PARKING_GROUP * stride), stride, items, PARKING_GROUP, vector)
+
+
+@T.macro
+def parked_square_sum(squares, parked, centre, thread, first, stride, items, groups, vector: int, element):
+    """``held_square_sum`` of the values parked."""
+    passing = T.alloc_local((PARKING_GROUP, vector), element)
+    for group in T.serial(groups):
+        fetch(passing, parked, thread, group, vector)
+        held_square_sum(
+            squares, passing, centre, first + group * (PARKING_GROUP * stride), stride, items, PARKING_GROUP, vector
+        )
 
 
 @T.macro
 def store_parked(
     y, parked, channel, thread, centre, scale, shift, first, stride, items,
-    steps: int, run_vectors: int, vector: int, element,
+    groups, run_vectors: int, vector: int, element,
 ):  # fmt: skip
-    """``store_held`` of the values parked, one vector at a time."""
-    one = T.alloc_local((1, vector), element)
-    for step in T.unroll(steps):
-        for lane in T.vectorized(vector):
-            one[0, lane] = parked[step, thread, lane]
+    """``store_held`` of the values parked."""
+    passing = T.alloc_local((PARKING_GROUP, vector), element)
+    for group in T.serial(groups):
+        fetch(passing, parked, thread, group, vector)
         store_held(
-            y, one, channel, centre, scale, shift, first + step * stride, stride, items, 1, run_vectors, vector, element
-        )
+            y, passing, channel, centre, scale, shift, first + group * (PARKING_GROUP * stride), stride, items,
+            PARKING_GROUP, run_vectors, vector, element,
+        )  # fmt: skip
 
 
 @T.macro
@@ -89,7 +96,8 @@ def merge_cluster(moments, mine, peers, rank, thread, blocks: int):
             mine[i] = moments[i]
     T.sync_threads()
     T.cluster_wait()
-    for block in T.unroll(blocks):
+    # A list is written out as statements of their own: copies that share a branch are taken for a race.
+    for block in list(range(blocks)):
         T.copy_cluster(mine, peers[rank, :], dst_block=block)
     T.cluster_sync()
     for i in T.unroll(3):
@@ -118,7 +126,8 @@ def cluster_channel_program(
 ) -> Callable[..., Any]:
     """Compile ``(x, running_mean, running_var, weight, bias, y, mean, invstd)``, x and y as (n, c, spatial).
 
-    Serves every batch size up to ``blocks * threads * (held_steps + parked_steps) * vector // spatial``.
+    Serves every batch size up to ``blocks * threads * (held_steps + parked_steps) * vector // spatial``;
+    ``parked_steps`` is a multiple of PARKING_GROUP.
     """
     element = tilelang_dtype(dtype)
     run_vectors = spatial // vector
@@ -147,6 +156,10 @@ def cluster_channel_program(
             # The blocks take turns, so that a batch size below the class's leaves none of them idle.
             first = rank * threads + thread
             first_parked = first + held_steps * stride
+            # The groups that the batch fills. Counted at run time also so that the compiler leaves the loops be:
+            # unrolled, they would want more registers than there are.
+            groups = T.alloc_var("int32")
+            groups = (T.max(items - held_steps * stride, 0) + PARKING_GROUP * stride - 1) // (PARKING_GROUP * stride)
             held = T.alloc_local((held_steps, vector), element)
             affine = T.alloc_local((2,), FLOAT32)
             sums = T.alloc_local((2,), FLOAT32)
@@ -158,18 +171,16 @@ def cluster_channel_program(
             peers = T.alloc_shared((blocks, 3), FLOAT32)
             parked = T.alloc_shared((max(1, parked_steps), threads, vector), element)
 
-            if parked_steps:
-                park(
-                    x, parked, channel, thread, first_parked, stride, items, parked_steps, run_vectors, vector, element
-                )
             hold(x, held, channel, first, stride, items, held_steps, run_vectors, vector)
             read_affine(affine, channel, weight, bias, weight_dtype is not None, bias_dtype is not None)
+            if parked_steps:
+                park(x, parked, channel, thread, first_parked, stride, items, groups, run_vectors, vector, element)
 
             sums[0] = 0.0
             sums[1] = 0.0
             held_sum(sums, held, first, stride, items, held_steps, vector)
             if parked_steps:
-                parked_sum(sums, parked, thread, first_parked, stride, items, parked_steps, vector, element)
+                parked_sum(sums, parked, thread, first_parked, stride, items, groups, vector, element)
             block_sum(sums, sum_slots, 2, threads)
             # A block without a part (a small batch in a wide cluster) counts nothing and centres on 0.
             centre = T.alloc_var(FLOAT32)
@@ -177,9 +188,7 @@ def cluster_channel_program(
             squares[0] = 0.0
             held_square_sum(squares, held, centre, first, stride, items, held_steps, vector)
             if parked_steps:
-                parked_square_sum(
-                    squares, parked, centre, thread, first_parked, stride, items, parked_steps, vector, element
-                )
+                parked_square_sum(squares, parked, centre, thread, first_parked, stride, items, groups, vector, element)
             block_sum(squares, square_slots, 1, threads)
             moments[0] = sums[1]
             moments[1] = centre
@@ -195,13 +204,12 @@ def cluster_channel_program(
             if parked_steps:
                 store_parked(
                     y, parked, channel, thread, moments[1], scale, affine[1], first_parked, stride, items,
-                    parked_steps, run_vectors, vector, element,
+                    groups, run_vectors, vector, element,
                 )  # fmt: skip
-            if rank == 0:
-                if thread == 0:
-                    keep_statistics(
-                        channel, moments[0], moments[1], moments[2], eps, momentum, running,
-                        mean, invstd, running_mean, running_var,
-                    )  # fmt: skip
+            if (rank == 0) and (thread == 0):
+                keep_statistics(
+                    channel, moments[0], moments[1], moments[2], eps, momentum, running,
+                    mean, invstd, running_mean, running_var,
+                )  # fmt: skip
 
     return compile_program(main, arch)

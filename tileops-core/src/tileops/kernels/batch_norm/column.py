@@ -64,7 +64,7 @@ class Stream(NamedTuple):
     threads: int
     unroll: int
     chunks: int
-    index: str
+    counter: str
 
 
 @final

@@ -1,4 +1,4 @@
-# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
 """Batch norm of a matrix whose columns belong to channels: ``run`` neighbouring columns to each.
 
 A block takes a tile of whole channels: its threads lie ``across`` vectors wide and ``down`` rows high, each with
@@ -88,9 +88,8 @@ def channel_totals(
                 if place < down * run:
                     total[0] = total[0] + slots[place // run, channel * run + place % run]
         group_sum(total, 1, WARP)
-        if thread % WARP == 0:
-            if channel < channels:
-                totals[channel] = total[0]
+        if (thread % WARP == 0) and (channel < channels):
+            totals[channel] = total[0]
     T.sync_threads()
 
 
@@ -162,12 +161,11 @@ def column_held_program(
                 scale[lane] = T.rsqrt(totals[(x_place * vector + lane) // run] / count + eps)
                 # The lanes past the last column work on the last channel, and write nothing.
                 channel = T.min((column * vector + lane) // run, c - 1)
-                if (column * vector + lane) % run == 0:
-                    if (y_place == 0) and (column < vectors):
-                        keep_statistics(
-                            channel, count, centre[lane], totals[(x_place * vector + lane) // run], eps, momentum,
-                            running, mean, invstd, running_mean, running_var,
-                        )  # fmt: skip
+                if ((column * vector + lane) % run == 0) and (y_place == 0) and (column < vectors):
+                    keep_statistics(
+                        channel, count, centre[lane], totals[(x_place * vector + lane) // run], eps, momentum,
+                        running, mean, invstd, running_mean, running_var,
+                    )  # fmt: skip
                 read_affine(affine, channel, weight, bias, weight_dtype is not None, bias_dtype is not None)
                 scale[lane] = scale[lane] * affine[0]
                 shift[lane] = affine[1]
@@ -188,7 +186,7 @@ def column_moments_program(
     threads: int,
     unroll: int,
     chunks: int,
-    index: str,
+    counter: str,
     min_blocks: int,
 ) -> Callable[..., Any]:
     """Compile ``(x, partials)``: (mean, M2) of each channel in each part of the rows into partials (2, parts, c).
@@ -201,7 +199,7 @@ def column_moments_program(
     tiles = -(-vectors // across)
     warps = threads // WARP
     part_rows = down * unroll * chunks
-    rows = T.dynamic("rows", index)
+    rows = T.dynamic("rows", counter)
     parts = T.dynamic("parts")
 
     @T.prim_func
@@ -215,10 +213,10 @@ def column_moments_program(
             tile = block % tiles
             part = block // tiles
             column = tile * across + x_place
-            limit = T.alloc_var(index)
-            limit = T.if_then_else((column < vectors) and (y_place < down), rows, T.cast(0, index))
-            row = T.alloc_var(index)
-            row = T.cast(part, index) * part_rows + y_place
+            limit = T.alloc_var(counter)
+            limit = T.if_then_else((column < vectors) and (y_place < down), rows, T.cast(0, counter))
+            row = T.alloc_var(counter)
+            row = T.cast(part, counter) * part_rows + y_place
             chunk = T.alloc_local((unroll, vector), element)
             values = T.alloc_local((vector,), FLOAT32)
             centre = T.alloc_local((vector,), FLOAT32)
@@ -255,18 +253,17 @@ def column_moments_program(
             for lane in T.unroll(vector):
                 values[lane] = means[lane] * count[0]
             channel_totals(values, slots, totals, thread, x_place, y_place, down, run, channels, vector, warps)
-            row = T.cast(part, index) * part_rows
-            whole = T.cast(T.min(rows - row, T.cast(part_rows, index)), FLOAT32) * run
+            row = T.cast(part, counter) * part_rows
+            whole = T.cast(T.min(rows - row, T.cast(part_rows, counter)), FLOAT32) * run
             for lane in T.unroll(vector):
                 centre[lane] = totals[(x_place * vector + lane) // run] / whole
                 values[lane] = squares[lane] + (means[lane] - centre[lane]) * count[0] * (means[lane] - centre[lane])
             channel_totals(values, slots, totals, thread, x_place, y_place, down, run, channels, vector, warps)
             for lane in T.unroll(vector):
-                if (column * vector + lane) % run == 0:
-                    if (y_place == 0) and (column < vectors):
-                        channel = (column * vector + lane) // run
-                        partials[0, part, channel] = centre[lane]
-                        partials[1, part, channel] = totals[(x_place * vector + lane) // run]
+                if ((column * vector + lane) % run == 0) and (y_place == 0) and (column < vectors):
+                    channel = (column * vector + lane) // run
+                    partials[0, part, channel] = centre[lane]
+                    partials[1, part, channel] = totals[(x_place * vector + lane) // run]
 
     return compile_program(main, arch)
 
@@ -288,7 +285,7 @@ def column_apply_program(
     threads: int,
     unroll: int,
     chunks: int,
-    index: str,
+    counter: str,
     min_blocks: int,
 ) -> Callable[..., Any]:
     """Compile ``(x, partials, running_mean, running_var, weight, bias, y, mean, invstd)``.
@@ -301,7 +298,7 @@ def column_apply_program(
     tiles = -(-vectors // across)
     part_rows = down * unroll * chunks
     readers = min(threads // channels, MOST_READERS)  # threads that share the parts of a channel
-    rows = T.dynamic("rows", index)
+    rows = T.dynamic("rows", counter)
     parts = T.dynamic("parts")
 
     @T.prim_func
@@ -324,9 +321,9 @@ def column_apply_program(
             tile = tiles - 1 - block % tiles
             part = parts - 1 - block // tiles
             column = tile * across + x_place
-            limit = T.alloc_var(index)
-            limit = T.if_then_else((column < vectors) and (y_place < down), rows, T.cast(0, index))
-            row = T.alloc_var(index)
+            limit = T.alloc_var(counter)
+            limit = T.if_then_else((column < vectors) and (y_place < down), rows, T.cast(0, counter))
+            row = T.alloc_var(counter)
             chunk = T.alloc_local((unroll, vector), element)
             centre = T.alloc_local((vector,), FLOAT32)
             scale = T.alloc_local((vector,), FLOAT32)
@@ -345,10 +342,10 @@ def column_apply_program(
             if (reader < readers) and (channel < c):
                 for round_ in T.serial(T.ceildiv(parts - reader, readers)):
                     other = round_ * readers + reader
-                    row = rows - T.cast(other, index) * part_rows
+                    row = rows - T.cast(other, counter) * part_rows
                     merge_moments(
                         moments,
-                        T.cast(T.min(row, T.cast(part_rows, index)), FLOAT32) * run,
+                        T.cast(T.min(row, T.cast(part_rows, counter)), FLOAT32) * run,
                         partials[0, other, channel],
                         partials[1, other, channel],
                     )
@@ -374,7 +371,7 @@ def column_apply_program(
                 scale[lane] = table[1, (x_place * vector + lane) // run]
                 shift[lane] = table[2, (x_place * vector + lane) // run]
 
-            row = T.cast(part, index) * part_rows + y_place + down * unroll * (chunks - 1)
+            row = T.cast(part, counter) * part_rows + y_place + down * unroll * (chunks - 1)
             for _ in T.serial(chunks):
                 read_rows(x, chunk, row, limit, column, down, unroll, vector)
                 write_rows(y, chunk, row, limit, column, down, unroll, vector, centre, scale, shift, element)

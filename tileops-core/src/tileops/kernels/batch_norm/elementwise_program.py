@@ -1,4 +1,4 @@
-# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
 """Batch norm by the running statistics: a map whose scale and shift depend on the channel alone.
 
 Scale and shift are worked out where they are used, from four numbers a channel that stay in the caches: a table

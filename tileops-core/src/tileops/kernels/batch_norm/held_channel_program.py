@@ -1,4 +1,4 @@
-# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
 """One block a channel, the channel in its registers: one read, one write, one launch."""
 
 from collections.abc import Callable

@@ -43,8 +43,11 @@ CLUSTER_BLOCKS: Final = 8
 
 CLUSTER_ARCH: Final = 90
 
-PARKING_REGISTERS: Final = 24
-"""Registers of a thread that hold data where it parks more in shared memory: the way there takes some too."""
+PARKING_REGISTERS: Final = 16
+"""The same, at least, where a thread parks more in shared memory: the way there takes registers too."""
+
+PARKING_GROUP: Final = 4
+"""Vectors that a thread parks at a time: with 1024 threads, 64 KiB of reads in flight on an SM."""
 
 MOST_PARKED: Final = 16
 """Vectors that a thread parks: the program writes each out, and narrow ones would make it long, not fast."""
@@ -138,7 +141,7 @@ def cluster_plan(call: BatchNormTrainCall) -> ClusterPlan | None:
         steps = -(-channel_vectors(call) // (CLUSTER_BLOCKS * threads))
         if threads == BLOCK_THREADS and steps <= most:
             return ClusterPlan(CLUSTER_BLOCKS, threads, steps, 0)
-        held = most * PARKING_REGISTERS // HELD_REGISTERS
+        held = most * PARKING_REGISTERS // HELD_REGISTERS + steps % PARKING_GROUP
         room = call.smem_budget // sharers - SHARED_RESERVE
         parked = steps - held
         if parked <= MOST_PARKED and parked * threads * vector * call.dtype.itemsize <= room:

@@ -21,7 +21,7 @@ MIN_BLOCKS: Final = 4
 CHUNK_BYTES: Final = 64
 """Bytes that a thread reads before it uses any: four accesses of 16 bytes."""
 
-CHUNK_VECTORS: Final = 16
+CHUNK_VECTORS: Final = 12
 """The same for vectors too narrow to fill CHUNK_BYTES: each takes a register, however few bytes it has."""
 
 WAVES: Final = 8
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
     vector: int
     unroll: int
     chunks: int
-    index: str
+    counter: str
 
     @property
     def items(self) -> int:
@@ -77,7 +77,13 @@ class SplitMoments(Kernel[BatchNormTrainCall]):
         from tileops.kernels.batch_norm.split_channel_program import split_moments_program
 
         self._launch: Callable[..., Any] = split_moments_program(
-            call.arch, call.c, call.spatial, call.dtype, threads=THREADS, min_blocks=MIN_BLOCKS, **_parts(call)._asdict()
+            call.arch,
+            call.c,
+            call.spatial,
+            call.dtype,
+            threads=THREADS,
+            min_blocks=MIN_BLOCKS,
+            **_parts(call)._asdict(),
         )
 
     def forward(self, x: Tensor, partials: Tensor) -> None:

@@ -1,4 +1,4 @@
-# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
 """Several blocks a channel in two launches: moments of each part, then every block merges and applies.
 
 Nothing stays on chip between the launches but what the L2 cache kept, so the second one walks backwards: it
@@ -43,7 +43,7 @@ def split_moments_program(
     threads: int,
     unroll: int,
     chunks: int,
-    index: str,
+    counter: str,
     min_blocks: int,
 ) -> Callable[..., Any]:
     """Compile ``(x, partials)``: (mean, M2) of each part of each channel into partials (2, c, parts).
@@ -64,10 +64,10 @@ def split_moments_program(
             # Channels first: blocks that run together read neighbouring memory.
             channel = block % c
             part = block // c
-            items = T.alloc_var(index)
-            items = T.cast(n, index) * run_vectors
-            first = T.alloc_var(index)
-            first = T.cast(part, index) * (threads * unroll * chunks) + thread
+            items = T.alloc_var(counter)
+            items = T.cast(n, counter) * run_vectors
+            first = T.alloc_var(counter)
+            first = T.cast(part, counter) * (threads * unroll * chunks) + thread
             chunk = T.alloc_local((unroll, vector), element)
             sums = T.alloc_local((2,), FLOAT32)
             squares = T.alloc_local((1,), FLOAT32)
@@ -76,7 +76,7 @@ def split_moments_program(
 
             clear(moments)
             for _ in T.serial(chunks):
-                hold(x, chunk, channel, first, threads, items, unroll, run_vectors, vector, index)
+                hold(x, chunk, channel, first, threads, items, unroll, run_vectors, vector, counter)
                 sums[0] = 0.0
                 sums[1] = 0.0
                 held_sum(sums, chunk, first, threads, items, unroll, vector)
@@ -108,7 +108,7 @@ def split_apply_program(
     threads: int,
     unroll: int,
     chunks: int,
-    index: str,
+    counter: str,
     min_blocks: int,
 ) -> Callable[..., Any]:
     """Compile ``(x, partials, running_mean, running_var, weight, bias, y, mean, invstd)``."""
@@ -136,11 +136,11 @@ def split_apply_program(
             thread = T.get_thread_binding()
             channel = c - 1 - block % c
             part = parts - 1 - block // c
-            items = T.alloc_var(index)
-            items = T.cast(n, index) * run_vectors
-            first = T.alloc_var(index)
-            first = T.cast(part, index) * part_items + thread + threads * unroll * (chunks - 1)
-            left = T.alloc_var(index)
+            items = T.alloc_var(counter)
+            items = T.cast(n, counter) * run_vectors
+            first = T.alloc_var(counter)
+            first = T.cast(part, counter) * part_items + thread + threads * unroll * (chunks - 1)
+            left = T.alloc_var(counter)
             chunk = T.alloc_local((unroll, vector), element)
             affine = T.alloc_local((2,), FLOAT32)
             moments = T.alloc_local((3,), FLOAT32)
@@ -151,7 +151,7 @@ def split_apply_program(
             for round_ in T.serial(T.ceildiv(parts, threads)):
                 other = round_ * threads + thread
                 if other < parts:
-                    left = items - T.cast(other, index) * part_items
+                    left = items - T.cast(other, counter) * part_items
                     merge_moments(
                         moments,
                         T.cast(T.min(left, part_items), FLOAT32) * vector,
@@ -163,17 +163,16 @@ def split_apply_program(
             scale = T.alloc_var(FLOAT32)
             scale = T.rsqrt(moments[2] / moments[0] + eps) * affine[0]
             for _ in T.serial(chunks):
-                hold(x, chunk, channel, first, threads, items, unroll, run_vectors, vector, index)
+                hold(x, chunk, channel, first, threads, items, unroll, run_vectors, vector, counter)
                 store_held(
                     y, chunk, channel, moments[1], scale, affine[1], first, threads, items,
-                    unroll, run_vectors, vector, element, index,
+                    unroll, run_vectors, vector, element, counter,
                 )  # fmt: skip
                 first = first - threads * unroll
-            if part == 0:
-                if thread == 0:
-                    keep_statistics(
-                        channel, moments[0], moments[1], moments[2], eps, momentum, running,
-                        mean, invstd, running_mean, running_var,
-                    )  # fmt: skip
+            if (part == 0) and (thread == 0):
+                keep_statistics(
+                    channel, moments[0], moments[1], moments[2], eps, momentum, running,
+                    mean, invstd, running_mean, running_var,
+                )  # fmt: skip
 
     return compile_program(main, arch)

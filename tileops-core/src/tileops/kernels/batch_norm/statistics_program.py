@@ -1,4 +1,4 @@
-# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
 """What the batch norm programs share: the statistics that leave a program, and a channel held on chip.
 
 A sample's moments are (count, mean, M2) in float32, M2 being the sum of squared deviations from the sample's own
@@ -13,9 +13,9 @@ from tileops.kernels.shared_program import tilelang_dtype
 
 __all__ = [
     "affine_dtype",
-    "hold",
-    "held_sum",
     "held_square_sum",
+    "held_sum",
+    "hold",
     "keep_statistics",
     "read_affine",
     "store_held",
@@ -63,12 +63,12 @@ def locate(at, item, run_vectors: int):
 
 
 @T.macro
-def hold(x, held, channel, first, stride, items, steps: int, run_vectors: int, vector: int, index="int32"):
+def hold(x, held, channel, first, stride, items, steps: int, run_vectors: int, vector: int, counter="int32"):
     """Read the vectors ``first``, ``first + stride``, ... below ``items`` of a channel into ``held``.
 
-    ``index`` is the type that counts them.
+    ``counter`` is the type that counts them.
     """
-    at = T.alloc_local((2,), index)
+    at = T.alloc_local((2,), counter)
     for step in T.unroll(steps):
         if first + step * stride < items:
             locate(at, first + step * stride, run_vectors)
@@ -109,10 +109,10 @@ def held_square_sum(squares, held, centre, first, stride, items, steps: int, vec
 @T.macro
 def store_held(
     y, held, channel, centre, scale, shift, first, stride, items,
-    steps: int, run_vectors: int, vector: int, element, index="int32",
+    steps: int, run_vectors: int, vector: int, element, counter="int32",
 ):  # fmt: skip
     """Write ``(value - centre) * scale + shift`` for the values held, where ``hold`` read them."""
-    at = T.alloc_local((2,), index)
+    at = T.alloc_local((2,), counter)
     for step in T.unroll(steps):
         if first + step * stride < items:
             locate(at, first + step * stride, run_vectors)

@@ -41,6 +41,7 @@ class HeldRowLayerNorm(LayerNorm):
 
         super().__init__(call)
         plan = held_row_plan(call.n, call.dtype)
+        assert plan is not None, "refusal() refuses such rows"
         program = layer_norm_held_row(plan, call.dtype, call.eps, call.weight_dtype, call.bias_dtype)
         self._n = call.n
         self._launch: Callable[..., Any] = compile_program(program, call.arch)

@@ -1,4 +1,4 @@
-# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
 """Layer norm of rows that fit in registers: one read, one reduction, one write."""
 
 from typing import Any
@@ -9,9 +9,11 @@ import torch
 from tileops.kernels.row_plan import RowPlan
 from tileops.kernels.shared_program import (
     WARP,
+    from_origin,
     group_sum,
     keep_packed,
     load_columns,
+    load_columns_at,
     load_row,
     merge_moments_of_warps,
     tilelang_dtype,
@@ -59,6 +61,7 @@ def layer_norm_held_row(
             partial = T.alloc_local((vector,), "float32")
             total = T.alloc_local((1,), "float32")
             moments = T.alloc_local((3,), "float32")
+            origin = T.alloc_local((1,), "float32")
             slots = T.alloc_shared((max(plan.lanes // WARP, 1), 3), "float32")
             thread = T.get_thread_binding()
             lane = thread % plan.lanes
@@ -66,6 +69,7 @@ def layer_norm_held_row(
 
             # A group past the last row reads the last row again: the exchanges below need every lane.
             load_row(held, x, T.min(row, rows - 1), plan, lane)
+            origin[0] = T.cast(x[T.min(row, rows - 1), 0], "float32")
             # Weight and bias arrive while the row is summed, where registers allow.
             if affine_early and has_weight:
                 load_columns(scale, weight, plan, lane)
@@ -78,14 +82,14 @@ def layer_norm_held_row(
             for step in plan.steps:
                 if plan.holds(step, lane):
                     for j in T.unroll(vector):
-                        partial[j] = partial[j] + T.cast(held[step * vector + j], "float32")
+                        partial[j] = partial[j] + from_origin(held[step * vector + j], origin, dtype)
             total[0] = 0.0
             for j in T.unroll(vector):
                 total[0] = total[0] + partial[j]
+            keep_packed(held, plan)
             group_sum(total, 1, group)
             moments[0] = _elements_of_group(plan, lane)
             moments[1] = total[0] / moments[0]
-            keep_packed(held, plan)
 
             # Squared deviations from that mean.
             for j in T.unroll(vector):
@@ -93,37 +97,38 @@ def layer_norm_held_row(
             for step in plan.steps:
                 if plan.holds(step, lane):
                     for j in T.unroll(vector):
-                        deviation = T.cast(held[step * vector + j], "float32") - moments[1]
+                        deviation = from_origin(held[step * vector + j], origin, dtype) - moments[1]
                         partial[j] = partial[j] + deviation * deviation
             total[0] = 0.0
             for j in T.unroll(vector):
                 total[0] = total[0] + partial[j]
+            keep_packed(held, plan)
             group_sum(total, 1, group)
             moments[2] = total[0]
-            keep_packed(held, plan)
 
             if plan.lanes > WARP:
                 merge_moments_of_warps(moments, slots, plan.threads)
             mean = moments[1]
             inverse_deviation = T.rsqrt(moments[2] * (1.0 / n) + eps)
 
-            if has_weight and not affine_early:
-                load_columns(scale, weight, plan, lane)
-            if has_bias and not affine_early:
-                load_columns(shift, bias, plan, lane)
             if row < rows:
                 for step in plan.steps:
                     if plan.holds(step, lane):
+                        column = plan.column(step, lane)
+                        if has_weight and not affine_early:
+                            load_columns_at(scale, step * vector, weight, column, vector)
+                        if has_bias and not affine_early:
+                            load_columns_at(shift, step * vector, bias, column, vector)
                         for j in T.unroll(vector):
                             i = step * vector + j
-                            value = (T.cast(held[i], "float32") - mean) * inverse_deviation
+                            value = (from_origin(held[i], origin, dtype) - mean) * inverse_deviation
                             if has_weight:
                                 value = value * T.cast(scale[i], "float32")
                             if has_bias:
                                 value = value + T.cast(shift[i], "float32")
                             result[j] = T.cast(value, held_type)
                         for j in T.vectorized(vector):
-                            y[row, plan.column(step, lane) + j] = result[j]
+                            y[row, column + j] = result[j]
 
     return layer_norm_held_row
 

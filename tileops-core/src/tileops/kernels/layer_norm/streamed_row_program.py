@@ -1,4 +1,4 @@
-# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
 """Layer norm of rows of any length: one block reads its row twice, and the second time finds it in cache."""
 
 from typing import Any
@@ -10,6 +10,7 @@ from tileops.kernels.row_plan import RowPlan
 from tileops.kernels.shared_program import (
     WARP,
     block_merge_moments,
+    from_origin,
     load_columns_at,
     load_row_at,
     merge_moments,
@@ -41,21 +42,21 @@ def layer_norm_streamed_row(
     rows = T.dynamic("rows")
 
     @T.macro
-    def accumulate(moments, held, count):
+    def accumulate(moments, held, count, origin):
         """Merge the moments of `held[:count]`."""
         total = T.alloc_local((2,), "float32")
         total[0] = 0.0
         for i in T.unroll(count):
-            total[0] = total[0] + T.cast(held[i], "float32")
+            total[0] = total[0] + from_origin(held[i], origin, dtype)
         mean = total[0] * (1.0 / count)
         total[1] = 0.0
         for i in T.unroll(count):
-            deviation = T.cast(held[i], "float32") - mean
+            deviation = from_origin(held[i], origin, dtype) - mean
             total[1] = total[1] + deviation * deviation
         merge_moments(moments, T.float32(count), mean, total[1])
 
     @T.macro
-    def write(y, row, column, held, first, mean, inverse_deviation, weight, bias):
+    def write(y, row, column, held, first, origin, mean, inverse_deviation, weight, bias):
         """Write the vector of row `row` at `column`, held from `held[first]` on."""
         scale = T.alloc_local((vector,), weight_type)
         shift = T.alloc_local((vector,), bias_type)
@@ -65,7 +66,7 @@ def layer_norm_streamed_row(
         if has_bias:
             load_columns_at(shift, 0, bias, column, vector)
         for j in T.unroll(vector):
-            value = (T.cast(held[first + j], "float32") - mean) * inverse_deviation
+            value = (from_origin(held[first + j], origin, dtype) - mean) * inverse_deviation
             if has_weight:
                 value = value * T.cast(scale[j], "float32")
             if has_bias:
@@ -85,20 +86,22 @@ def layer_norm_streamed_row(
             T.annotate_min_blocks_per_sm(blocks_per_sm)
             held = T.alloc_local((tile_steps * vector,), held_type)
             moments = T.alloc_local((3,), "float32")
+            origin = T.alloc_local((1,), "float32")
             slots = T.alloc_shared((plan.threads // WARP, 3), "float32")
             lane = T.get_thread_binding()
 
+            origin[0] = T.cast(x[row, 0], "float32")
             for i in T.unroll(3):
                 moments[i] = 0.0
             for tile in T.serial(tiles):
                 for step in T.unroll(tile_steps):
                     column = plan.column(tile * tile_steps + step, lane)
                     load_row_at(held, step * vector, x, row, column, vector)
-                accumulate(moments, held, tile_steps * vector)
+                accumulate(moments, held, tile_steps * vector, origin)
             for step in steps_beyond:
                 if plan.holds(step, lane):
                     load_row_at(held, 0, x, row, plan.column(step, lane), vector)
-                    accumulate(moments, held, vector)
+                    accumulate(moments, held, vector, origin)
             block_merge_moments(moments, slots, plan.threads)
             mean = moments[1]
             inverse_deviation = T.rsqrt(moments[2] * (1.0 / n) + eps)
@@ -106,7 +109,7 @@ def layer_norm_streamed_row(
             for step in steps_beyond[::-1]:
                 if plan.holds(step, lane):
                     load_row_at(held, 0, x, row, plan.column(step, lane), vector)
-                    write(y, row, plan.column(step, lane), held, 0, mean, inverse_deviation, weight, bias)
+                    write(y, row, plan.column(step, lane), held, 0, origin, mean, inverse_deviation, weight, bias)
             for tile in T.serial(tiles):
                 first_step = (tiles - 1 - tile) * tile_steps
                 for step in T.unroll(tile_steps):
@@ -114,6 +117,6 @@ def layer_norm_streamed_row(
                     load_row_at(held, step * vector, x, row, column, vector)
                 for step in T.unroll(tile_steps):
                     column = plan.column(first_step + step, lane)
-                    write(y, row, column, held, step * vector, mean, inverse_deviation, weight, bias)
+                    write(y, row, column, held, step * vector, origin, mean, inverse_deviation, weight, bias)
 
     return layer_norm_streamed_row

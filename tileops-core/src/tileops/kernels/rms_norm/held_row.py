@@ -41,6 +41,7 @@ class HeldRowRMSNorm(RMSNorm):
 
         super().__init__(call)
         plan = held_row_plan(call.n, call.dtype)
+        assert plan is not None, "refusal() refuses such rows"
         program = rms_norm_held_row(plan, call.dtype, call.eps, call.weight_dtype)
         self._n = call.n
         self._launch: Callable[..., Any] = compile_program(program, call.arch)

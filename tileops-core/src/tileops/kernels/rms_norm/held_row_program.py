@@ -1,4 +1,4 @@
-# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
 """RMS norm of rows that fit in registers: one read, one reduction, one write."""
 
 from typing import Any
@@ -13,14 +13,13 @@ from tileops.kernels.shared_program import (
     group_sum,
     keep_packed,
     load_columns,
+    load_columns_at,
     load_row,
     tilelang_dtype,
 )
 
 
-def rms_norm_held_row(
-    plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtype: torch.dtype | None
-) -> Any:
+def rms_norm_held_row(plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtype: torch.dtype | None) -> Any:
     """y[r, i] = x[r, i] / sqrt(mean(x[r, :] ** 2) + eps) * weight[i], in float32, rounded once.
 
     The program takes x (rows, n), weight (n) or None, y (rows, n); one build serves every row count.
@@ -30,8 +29,7 @@ def rms_norm_held_row(
     weight_type = tilelang_dtype(weight_dtype or torch.float32)
     weight_registers = plan.registers_for(weight_dtype)
     has_weight = weight_dtype is not None
-    weight_early = has_weight and plan.loads_early(weight_registers)
-    weight_late = has_weight and not weight_early
+    weight_early = plan.loads_early(weight_registers)
     blocks_per_sm = plan.blocks_per_sm(weight_registers if weight_early else 0)
     rows = T.dynamic("rows")
 
@@ -56,7 +54,7 @@ def rms_norm_held_row(
             # A group past the last row reads the last row again: the exchanges below need every lane.
             load_row(held, x, T.min(row, rows - 1), plan, lane)
             # The weight arrives while the row is summed, where registers allow.
-            if weight_early:
+            if has_weight and weight_early:
                 load_columns(scale, weight, plan, lane)
 
             # One partial sum for each element of a vector keeps the chains of additions short.
@@ -77,20 +75,19 @@ def rms_norm_held_row(
                 group_sum(total, 1, plan.lanes)
             scale_of_row = T.rsqrt(total[0] * (1.0 / n) + eps)
 
-            if weight_late:
-                load_columns(scale, weight, plan, lane)
             if row < rows:
                 for step in plan.steps:
                     if plan.holds(step, lane):
+                        column = plan.column(step, lane)
+                        if has_weight and not weight_early:
+                            load_columns_at(scale, step * vector, weight, column, vector)
                         for j in T.unroll(vector):
-                            normal = T.cast(held[step * vector + j], "float32") * scale_of_row
+                            i = step * vector + j
+                            value = T.cast(held[i], "float32") * scale_of_row
                             if has_weight:
-                                result[j] = T.cast(
-                                    normal * T.cast(scale[step * vector + j], "float32"), held_type
-                                )
-                            else:
-                                result[j] = T.cast(normal, held_type)
+                                value = value * T.cast(scale[i], "float32")
+                            result[j] = T.cast(value, held_type)
                         for j in T.vectorized(vector):
-                            y[row, plan.column(step, lane) + j] = result[j]
+                            y[row, column + j] = result[j]
 
     return rms_norm_held_row

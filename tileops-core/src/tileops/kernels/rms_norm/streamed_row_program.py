@@ -1,4 +1,4 @@
-# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false
+# pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
 """RMS norm of rows of any length: one block reads its row twice, and the second time finds it in cache."""
 
 from typing import Any

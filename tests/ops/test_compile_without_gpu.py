@@ -1,0 +1,73 @@
+"""The CUDA kernels compile for the boards that they are declared for, also where no GPU is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+import torch
+
+from tileops.kernels.batch_norm import BatchNormInferCall, BatchNormTrainCall
+from tileops.kernels.kernel_base import kernels_of
+from tileops.kernels.layer_norm import LayerNormCall
+from tileops.kernels.rms_norm import RMSNormCall
+from tileops.norm import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+
+CUDA = torch.device("cuda", 0)
+HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
+
+
+def has_compiler() -> bool:
+    if shutil.which("nvcc") or os.environ.get("CUDA_HOME"):
+        return True
+    try:
+        return bool(version("nvidia-cuda-nvcc"))
+    except PackageNotFoundError:
+        return False
+
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="TileLang compiles CUDA on Linux"),
+    pytest.mark.skipif(not has_compiler(), reason="no CUDA compiler: pip install -r requirements-nvcc.txt"),
+]
+
+# One call for every implementation, and for every technique that one chooses by its build identity.
+CALLS = [
+    (LayerNormFwdOp, "layer_norm", "held_row", LayerNormCall(CUDA, 4096, BRAIN, weight_dtype=BRAIN, bias_dtype=None)),
+    (LayerNormFwdOp, "layer_norm", "streamed_row", LayerNormCall(CUDA, 200_003, HALF)),
+    (RMSNormFwdOp, "rms_norm", "held_row", RMSNormCall(CUDA, 128, HALF, 1e-6)),
+    (RMSNormFwdOp, "rms_norm", "streamed_row", RMSNormCall(CUDA, 1 << 18, SINGLE, 1e-6)),
+    (BatchNormFwdOp, "batch_norm_fwd_train", "column", BatchNormTrainCall(CUDA, 8192, 1024, 1, HALF)),
+    (BatchNormFwdOp, "batch_norm_fwd_train", "column", BatchNormTrainCall(CUDA, 32, 64, 1, HALF)),
+    (BatchNormFwdOp, "batch_norm_fwd_train", "column", BatchNormTrainCall(CUDA, 8, 6, 49, SINGLE, channels_last=True)),
+    (BatchNormFwdOp, "batch_norm_fwd_train", "held_channel", BatchNormTrainCall(CUDA, 32, 1024, 196, HALF)),
+    (BatchNormFwdOp, "batch_norm_fwd_train", "cluster_channel", BatchNormTrainCall(CUDA, 32, 64, 12544, HALF)),
+    (BatchNormFwdOp, "batch_norm_fwd_train", "split_channel", BatchNormTrainCall(CUDA, 4, 128, 1 << 20, HALF)),
+    (BatchNormFwdOp, "batch_norm_fwd_infer", "elementwise", BatchNormInferCall(CUDA, 64, 49, BRAIN)),
+    (BatchNormFwdOp, "batch_norm_fwd_infer", "elementwise", BatchNormInferCall(CUDA, 64, 49, HALF, channels_last=True)),
+]
+
+
+@pytest.mark.parametrize(("op", "interface", "key", "call"), CALLS, ids=lambda value: str(value)[:60])
+def test_a_kernel_for_an_h200_is_selected_and_compiles(op, interface, key, call):
+    stated = call.on("h200").normalised()
+    selection = op.selection(interface, stated)
+    assert selection.key == key
+    _, factory = op.kernel_types[key].entry_for(stated)
+    assert kernels_of(factory())
+
+
+def test_every_in_tree_kernel_has_a_call_here():
+    compiled = {(op, key) for op, _, key, _ in CALLS}
+    declared = {(op, key) for op in (LayerNormFwdOp, RMSNormFwdOp, BatchNormFwdOp) for key in op.kernel_types}
+    assert compiled == declared
+
+
+@pytest.mark.parametrize("board", ["a100", "rtx5090"])
+def test_kernels_for_other_boards_compile(board):
+    call = LayerNormCall(CUDA, 1024, HALF).on(board)
+    _, factory = LayerNormFwdOp.kernel_types[LayerNormFwdOp.selection("layer_norm", call).key].entry_for(call)
+    assert kernels_of(factory())

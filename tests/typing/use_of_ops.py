@@ -1,0 +1,54 @@
+"""What a type checker must accept, checked by pyright in strict mode; nothing here is run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import final
+
+import torch
+from torch import Tensor
+from typing_extensions import assert_type
+
+import tileops
+from tileops.backend import at_least, register_kernel_type
+from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
+from tileops.norm import LayerNormFwdOp
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaleCall(tileops.CallSpec):
+    n: int
+    dtype: torch.dtype
+    factor: float = 2.0
+
+
+@final
+class ShortRows(LayerNorm):
+    supported_archs = at_least(90)
+    preferred_over = frozenset({tileops.IN_TREE})
+
+    @classmethod
+    def refusal(cls, call: LayerNormCall) -> str | None:
+        return None if call.n <= 256 else f"row of {call.n} elements; serves at most 256"
+
+    @classmethod
+    def entry_for(cls, call: LayerNormCall) -> tuple[Hashable, Callable[[], ShortRows]]:
+        return call.n, lambda: cls(call)
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+register_kernel_type("LayerNormFwdOp", "short_rows", ShortRows)
+
+call = ScaleCall(device=torch.device("cpu"), n=4, dtype=torch.float32)
+assert_type(call.n, int)
+assert_type(call.arch, int)
+assert_type(dataclasses.replace(call, n=5), ScaleCall)
+assert_type(call.on("h200"), ScaleCall)
+
+op = LayerNormFwdOp((4,), eps=1e-6)
+assert_type(op.normalized_shape, tuple[int, ...])
+assert_type(op.explain(torch.ones(2, 4), on="h200"), tileops.Selection)
+assert_type(op.key_for("layer_norm", LayerNormCall(torch.device("cpu"), 4, torch.float32)), str)
