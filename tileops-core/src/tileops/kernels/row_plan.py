@@ -15,8 +15,6 @@ VECTOR_BYTES: Final = 16  # the widest global access of one thread on every arch
 REGISTERS_PER_SM: Final = 1 << 16  # 32-bit registers, on every architecture served
 THREADS_PER_SM: Final = 1536  # the least of the architectures served; others run 2048
 
-SERVED_DTYPES: Final = frozenset({torch.float16, torch.bfloat16, torch.float32})
-
 MOST_HELD: Final = 32
 """Registers with which a thread may hold its part of a row: half of the 64 that each of 1024 can have."""
 
@@ -188,13 +186,3 @@ def power_of_two_from(value: int) -> int:
 def ceil_div(value: int, divisor: int) -> int:
     """`value / divisor`, rounded up."""
     return -(-value // divisor)
-
-
-def refusal_of_dtypes(dtype: torch.dtype, **affine: torch.dtype | None) -> str | None:
-    """Why programs over rows do not serve these dtypes of x, weight and bias; None where they do."""
-    if dtype not in SERVED_DTYPES:
-        return f"x is {dtype}; serves float16, bfloat16 and float32"
-    for name, its_dtype in affine.items():
-        if its_dtype not in (None, torch.float32, dtype):
-            return f"{name} is {its_dtype}; serves float32 and x's {dtype}"
-    return None

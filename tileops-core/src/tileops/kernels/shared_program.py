@@ -32,6 +32,7 @@ __all__ = [
     "load_row_at",
     "merge_moments",
     "merge_moments_of_warps",
+    "take_origin",
     "tilelang_dtype",
     "vector_elements",
 ]
@@ -188,6 +189,20 @@ def load_row_at(held, first, x, row, column, vector: int):
 
 
 @T.macro
+def take_origin(origin, x, row, vector: int, dtype: torch.dtype):
+    """`origin` (float32, local, 1) becomes the first value of `x[row, :]` in float32 input, else 0.
+
+    The load is a vector's: TileLang fails to lower a scalar load at an index that is a multiple of 2**15.
+    """
+    first = T.alloc_local((vector,), tilelang_dtype(dtype))
+    origin[0] = 0.0
+    if dtype is torch.float32:
+        for j in T.vectorized(vector):
+            first[j] = x[row, j]
+        origin[0] = first[0]
+
+
+@T.macro
 def load_columns_at(held, first, weight, column, vector: int):
     """Load the vector of `weight` (one axis) at `column` into `held` (local) from `held[first]` on."""
     for j in T.vectorized(vector):
@@ -195,14 +210,14 @@ def load_columns_at(held, first, weight, column, vector: int):
 
 
 def from_origin(value: Any, origin: Any, dtype: torch.dtype) -> Any:
-    """`value` in float32, in float32 input taken from `origin` (local, 1): a value of the same sample.
+    """`value` in float32; in float32 input as the distance from `origin`, a value of the same sample.
 
     The mean of float32 values far from zero is rounded at their magnitude, and all that is centred by it is
     off by as much. Taken from one of themselves, values are near zero, and so is what rounding costs them. In
     16 bits the output is rounded more coarsely than that, and the subtraction is spared.
     """
     value = T.cast(value, "float32")
-    return value - origin[0] if dtype is torch.float32 else value
+    return value - origin if dtype is torch.float32 else value
 
 
 def _butterfly(lanes: int) -> list[int]:

@@ -12,11 +12,10 @@ from tileops.device import at_least
 from tileops.kernels.batch_norm.interface import BatchNormTrain, BatchNormTrainCall
 from tileops.kernels.batch_norm.regions import (
     CLUSTER_ARCH,
-    CLUSTER_BLOCKS,
     CLUSTER_THREADS,
     ClusterPlan,
     cluster_plan,
-    other_region,
+    refusal_of,
     vector_width,
 )
 
@@ -30,12 +29,7 @@ class ClusterChannelBatchNorm(BatchNormTrain):
     @classmethod
     def refusal(cls, call: BatchNormTrainCall) -> str | None:
         """None where a cluster's registers and shared memory hold a channel, and one block's do not or are few."""
-        return other_region(
-            call,
-            "cluster_channel",
-            f"runs of a line or more, channels that up to {CLUSTER_BLOCKS} blocks hold on chip but one does not, "
-            "or too few for one block each",
-        )
+        return refusal_of("cluster_channel", call)
 
     @classmethod
     def entry_for(cls, call: BatchNormTrainCall) -> tuple[Hashable, Callable[[], ClusterChannelBatchNorm]]:

@@ -16,6 +16,7 @@ from tileops.kernels.batch_norm.regions import PARKING_GROUP
 from tileops.kernels.batch_norm.statistics_program import (
     FLOAT32,
     affine_dtype,
+    channel_origin,
     held_square_sum,
     held_sum,
     hold,
@@ -51,37 +52,42 @@ def fetch(passing, parked, thread, group, vector: int):
 
 
 @T.macro
-def parked_sum(sums, parked, thread, first, stride, items, groups, vector: int, element):
+def parked_sum(sums, parked, origin, dtype: torch.dtype, thread, first, stride, items, groups, vector: int):
     """``held_sum`` of the values parked."""
-    passing = T.alloc_local((PARKING_GROUP, vector), element)
+    passing = T.alloc_local((PARKING_GROUP, vector), tilelang_dtype(dtype))
     for group in T.serial(groups):
         fetch(passing, parked, thread, group, vector)
-        held_sum(sums, passing, first + group * (PARKING_GROUP * stride), stride, items, PARKING_GROUP, vector)
-
-
-@T.macro
-def parked_square_sum(squares, parked, centre, thread, first, stride, items, groups, vector: int, element):
-    """``held_square_sum`` of the values parked."""
-    passing = T.alloc_local((PARKING_GROUP, vector), element)
-    for group in T.serial(groups):
-        fetch(passing, parked, thread, group, vector)
-        held_square_sum(
-            squares, passing, centre, first + group * (PARKING_GROUP * stride), stride, items, PARKING_GROUP, vector
+        held_sum(
+            sums, passing, origin, dtype, first + group * (PARKING_GROUP * stride), stride, items, PARKING_GROUP, vector
         )
 
 
 @T.macro
+def parked_square_sum(
+    squares, parked, origin, dtype: torch.dtype, centre, thread, first, stride, items, groups, vector: int
+):
+    """``held_square_sum`` of the values parked."""
+    passing = T.alloc_local((PARKING_GROUP, vector), tilelang_dtype(dtype))
+    for group in T.serial(groups):
+        fetch(passing, parked, thread, group, vector)
+        held_square_sum(
+            squares, passing, origin, dtype, centre, first + group * (PARKING_GROUP * stride), stride, items,
+            PARKING_GROUP, vector,
+        )  # fmt: skip
+
+
+@T.macro
 def store_parked(
-    y, parked, channel, thread, centre, scale, shift, first, stride, items,
-    groups, run_vectors: int, vector: int, element,
+    y, parked, origin, dtype: torch.dtype, channel, thread, centre, scale, shift, first, stride, items,
+    groups, run_vectors: int, vector: int,
 ):  # fmt: skip
     """``store_held`` of the values parked."""
-    passing = T.alloc_local((PARKING_GROUP, vector), element)
+    passing = T.alloc_local((PARKING_GROUP, vector), tilelang_dtype(dtype))
     for group in T.serial(groups):
         fetch(passing, parked, thread, group, vector)
         store_held(
-            y, passing, channel, centre, scale, shift, first + group * (PARKING_GROUP * stride), stride, items,
-            PARKING_GROUP, run_vectors, vector, element,
+            y, passing, origin, dtype, channel, centre, scale, shift,
+            first + group * (PARKING_GROUP * stride), stride, items, PARKING_GROUP, run_vectors, vector,
         )  # fmt: skip
 
 
@@ -162,6 +168,7 @@ def cluster_channel_program(
             groups = (T.max(items - held_steps * stride, 0) + PARKING_GROUP * stride - 1) // (PARKING_GROUP * stride)
             held = T.alloc_local((held_steps, vector), element)
             affine = T.alloc_local((2,), FLOAT32)
+            origin = T.alloc_local((1,), FLOAT32)
             sums = T.alloc_local((2,), FLOAT32)
             squares = T.alloc_local((1,), FLOAT32)
             moments = T.alloc_local((3,), FLOAT32)
@@ -172,23 +179,26 @@ def cluster_channel_program(
             parked = T.alloc_shared((max(1, parked_steps), threads, vector), element)
 
             hold(x, held, channel, first, stride, items, held_steps, run_vectors, vector)
+            channel_origin(origin, x, channel, vector, dtype)
             read_affine(affine, channel, weight, bias, weight_dtype is not None, bias_dtype is not None)
             if parked_steps:
                 park(x, parked, channel, thread, first_parked, stride, items, groups, run_vectors, vector, element)
 
             sums[0] = 0.0
             sums[1] = 0.0
-            held_sum(sums, held, first, stride, items, held_steps, vector)
+            held_sum(sums, held, origin, dtype, first, stride, items, held_steps, vector)
             if parked_steps:
-                parked_sum(sums, parked, thread, first_parked, stride, items, groups, vector, element)
+                parked_sum(sums, parked, origin, dtype, thread, first_parked, stride, items, groups, vector)
             block_sum(sums, sum_slots, 2, threads)
             # A block without a part (a small batch in a wide cluster) counts nothing and centres on 0.
             centre = T.alloc_var(FLOAT32)
             centre = sums[0] / T.max(sums[1], 1.0)
             squares[0] = 0.0
-            held_square_sum(squares, held, centre, first, stride, items, held_steps, vector)
+            held_square_sum(squares, held, origin, dtype, centre, first, stride, items, held_steps, vector)
             if parked_steps:
-                parked_square_sum(squares, parked, centre, thread, first_parked, stride, items, groups, vector, element)
+                parked_square_sum(
+                    squares, parked, origin, dtype, centre, thread, first_parked, stride, items, groups, vector
+                )
             block_sum(squares, square_slots, 1, threads)
             moments[0] = sums[1]
             moments[1] = centre
@@ -198,17 +208,17 @@ def cluster_channel_program(
             scale = T.alloc_var(FLOAT32)
             scale = T.rsqrt(moments[2] / moments[0] + eps) * affine[0]
             store_held(
-                y, held, channel, moments[1], scale, affine[1], first, stride, items,
-                held_steps, run_vectors, vector, element,
+                y, held, origin, dtype, channel, moments[1], scale, affine[1], first, stride, items,
+                held_steps, run_vectors, vector,
             )  # fmt: skip
             if parked_steps:
                 store_parked(
-                    y, parked, channel, thread, moments[1], scale, affine[1], first_parked, stride, items,
-                    groups, run_vectors, vector, element,
+                    y, parked, origin, dtype, channel, thread, moments[1], scale, affine[1], first_parked, stride,
+                    items, groups, run_vectors, vector,
                 )  # fmt: skip
             if (rank == 0) and (thread == 0):
                 keep_statistics(
-                    channel, moments[0], moments[1], moments[2], eps, momentum, running,
+                    channel, moments[0], origin[0], moments[1], moments[2], eps, momentum, running,
                     mean, invstd, running_mean, running_var,
                 )  # fmt: skip
 

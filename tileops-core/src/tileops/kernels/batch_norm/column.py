@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tileops.device import at_least
 from tileops.kernels.batch_norm.interface import BATCH_CAP, BatchNormTrain, BatchNormTrainCall
-from tileops.kernels.batch_norm.regions import LINE_BYTES, columns_of, other_region, vector_width
+from tileops.kernels.batch_norm.regions import LINE_BYTES, columns_of, refusal_of, vector_width
 from tileops.kernels.kernel_base import Entry, Kernel
 
 THREADS: Final = 512
@@ -76,7 +76,7 @@ class ColumnBatchNorm(BatchNormTrain):
     @classmethod
     def refusal(cls, call: BatchNormTrainCall) -> str | None:
         """None where vectors are laid across channels."""
-        return other_region(call, "column", f"channels innermost, or runs below {LINE_BYTES} bytes")
+        return refusal_of("column", call)
 
     @classmethod
     def entry_for(cls, call: BatchNormTrainCall) -> tuple[Hashable, Callable[[], ColumnBatchNorm | Entry]]:

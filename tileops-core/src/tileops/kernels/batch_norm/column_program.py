@@ -13,7 +13,14 @@ import tilelang.language as T
 import torch
 
 from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, keep_statistics, read_affine
-from tileops.kernels.shared_program import WARP, compile_program, group_sum, merge_moments, tilelang_dtype
+from tileops.kernels.shared_program import (
+    WARP,
+    compile_program,
+    from_origin,
+    group_sum,
+    merge_moments,
+    tilelang_dtype,
+)
 
 __all__ = ["column_apply_program", "column_held_program", "column_moments_program"]
 
@@ -31,37 +38,52 @@ def read_rows(x, held, row, rows, column, stride: int, steps: int, vector: int):
 
 
 @T.macro
-def write_rows(y, held, row, rows, column, stride: int, steps: int, vector: int, centre, scale, shift, element):
+def write_rows(
+    y, held, origin, dtype: torch.dtype, row, rows, column, stride: int, steps: int, vector: int,
+    centre, scale, shift,
+):  # fmt: skip
     """Write ``(value - centre) * scale + shift``, lane by lane, for the rows that ``read_rows`` read."""
     for step in T.unroll(steps):
         if row + step * stride < rows:
             for lane in T.vectorized(vector):
-                value = T.cast(held[step, lane], FLOAT32)
+                value = from_origin(held[step, lane], origin[lane], dtype)
                 y[row + step * stride, column * vector + lane] = T.cast(
-                    (value - centre[lane]) * scale[lane] + shift[lane], element
+                    (value - centre[lane]) * scale[lane] + shift[lane], tilelang_dtype(dtype)
                 )
 
 
 @T.macro
-def row_sums(values, held, row, rows, stride: int, steps: int, vector: int):
+def column_origins(origin, x, column, columns: int, run: int, vector: int, dtype: torch.dtype):
+    """``origin`` (float32, local, vector) becomes the first value of each lane's channel, in 16 bits 0.
+
+    Values are distances from it; see ``from_origin``. The lanes past the last column take the last channel's.
+    """
+    for lane in T.unroll(vector):
+        origin[lane] = 0.0
+        if dtype is torch.float32:
+            origin[lane] = x[0, T.min(column * vector + lane, columns - 1) // run * run]
+
+
+@T.macro
+def row_sums(values, held, origin, dtype: torch.dtype, row, rows, stride: int, steps: int, vector: int):
     """``values`` (float32, local) becomes each lane's sum of the rows held."""
     for lane in T.unroll(vector):
         values[lane] = 0.0
     for step in T.unroll(steps):
         if row + step * stride < rows:
             for lane in T.unroll(vector):
-                values[lane] = values[lane] + T.cast(held[step, lane], FLOAT32)
+                values[lane] = values[lane] + from_origin(held[step, lane], origin[lane], dtype)
 
 
 @T.macro
-def row_square_sums(values, held, centre, row, rows, stride: int, steps: int, vector: int):
+def row_square_sums(values, held, origin, dtype: torch.dtype, centre, row, rows, stride: int, steps: int, vector: int):
     """``values`` (float32, local) becomes each lane's sum of squared deviations from ``centre[lane]``."""
     for lane in T.unroll(vector):
         values[lane] = 0.0
     for step in T.unroll(steps):
         if row + step * stride < rows:
             for lane in T.unroll(vector):
-                deviation = T.cast(held[step, lane], FLOAT32) - centre[lane]
+                deviation = from_origin(held[step, lane], origin[lane], dtype) - centre[lane]
                 values[lane] = values[lane] + deviation * deviation
 
 
@@ -142,6 +164,7 @@ def column_held_program(
             limit = T.if_then_else((column < vectors) and (y_place < down), rows, 0)
             held = T.alloc_local((steps, vector), element)
             values = T.alloc_local((vector,), FLOAT32)
+            origin = T.alloc_local((vector,), FLOAT32)
             centre = T.alloc_local((vector,), FLOAT32)
             scale = T.alloc_local((vector,), FLOAT32)
             shift = T.alloc_local((vector,), FLOAT32)
@@ -151,11 +174,12 @@ def column_held_program(
             count = T.cast(rows, FLOAT32) * run
 
             read_rows(x, held, y_place, limit, column, down, steps, vector)
-            row_sums(values, held, y_place, limit, down, steps, vector)
+            column_origins(origin, x, column, c * run, run, vector, dtype)
+            row_sums(values, held, origin, dtype, y_place, limit, down, steps, vector)
             channel_totals(values, slots, totals, thread, x_place, y_place, down, run, channels, vector, warps)
             for lane in T.unroll(vector):
                 centre[lane] = totals[(x_place * vector + lane) // run] / count
-            row_square_sums(values, held, centre, y_place, limit, down, steps, vector)
+            row_square_sums(values, held, origin, dtype, centre, y_place, limit, down, steps, vector)
             channel_totals(values, slots, totals, thread, x_place, y_place, down, run, channels, vector, warps)
             for lane in T.unroll(vector):
                 scale[lane] = T.rsqrt(totals[(x_place * vector + lane) // run] / count + eps)
@@ -163,13 +187,13 @@ def column_held_program(
                 channel = T.min((column * vector + lane) // run, c - 1)
                 if ((column * vector + lane) % run == 0) and (y_place == 0) and (column < vectors):
                     keep_statistics(
-                        channel, count, centre[lane], totals[(x_place * vector + lane) // run], eps, momentum,
+                        channel, count, origin[lane], centre[lane], totals[(x_place * vector + lane) // run], eps, momentum,
                         running, mean, invstd, running_mean, running_var,
                     )  # fmt: skip
                 read_affine(affine, channel, weight, bias, weight_dtype is not None, bias_dtype is not None)
                 scale[lane] = scale[lane] * affine[0]
                 shift[lane] = affine[1]
-            write_rows(y, held, y_place, limit, column, down, steps, vector, centre, scale, shift, element)
+            write_rows(y, held, origin, dtype, y_place, limit, column, down, steps, vector, centre, scale, shift)
 
     return compile_program(main, arch)
 
@@ -219,6 +243,7 @@ def column_moments_program(
             row = T.cast(part, counter) * part_rows + y_place
             chunk = T.alloc_local((unroll, vector), element)
             values = T.alloc_local((vector,), FLOAT32)
+            origin = T.alloc_local((vector,), FLOAT32)
             centre = T.alloc_local((vector,), FLOAT32)
             means = T.alloc_local((vector,), FLOAT32)
             squares = T.alloc_local((vector,), FLOAT32)
@@ -227,6 +252,7 @@ def column_moments_program(
             slots = T.alloc_shared((down, channels * run + 1), FLOAT32)
             totals = T.alloc_shared((channels,), FLOAT32)
 
+            column_origins(origin, x, column, c * run, run, vector, dtype)
             count[0] = 0.0
             for lane in T.unroll(vector):
                 means[lane] = 0.0
@@ -237,10 +263,10 @@ def column_moments_program(
                 for step in T.unroll(unroll):
                     if row + step * down < limit:
                         count[1] = count[1] + 1.0
-                row_sums(values, chunk, row, limit, down, unroll, vector)
+                row_sums(values, chunk, origin, dtype, row, limit, down, unroll, vector)
                 for lane in T.unroll(vector):
                     centre[lane] = values[lane] / T.max(count[1], 1.0)
-                row_square_sums(values, chunk, centre, row, limit, down, unroll, vector)
+                row_square_sums(values, chunk, origin, dtype, centre, row, limit, down, unroll, vector)
                 # Chan's rule, with one division for all lanes.
                 share[0] = count[1] / T.max(count[0] + count[1], 1.0)
                 for lane in T.unroll(vector):
@@ -325,11 +351,13 @@ def column_apply_program(
             limit = T.if_then_else((column < vectors) and (y_place < down), rows, T.cast(0, counter))
             row = T.alloc_var(counter)
             chunk = T.alloc_local((unroll, vector), element)
+            origin = T.alloc_local((vector,), FLOAT32)
             centre = T.alloc_local((vector,), FLOAT32)
             scale = T.alloc_local((vector,), FLOAT32)
             shift = T.alloc_local((vector,), FLOAT32)
             affine = T.alloc_local((2,), FLOAT32)
             moments = T.alloc_local((3,), FLOAT32)
+            mine = T.alloc_local((1,), FLOAT32)
             slots = T.alloc_shared((readers, channels, 3), FLOAT32)
             table = T.alloc_shared((3, channels), FLOAT32)  # centre, scale, shift
 
@@ -361,8 +389,11 @@ def column_apply_program(
                 table[1, place] = T.rsqrt(moments[2] / moments[0] + eps) * affine[0]
                 table[2, place] = affine[1]
                 if part == 0:
+                    mine[0] = 0.0
+                    if dtype is torch.float32:
+                        mine[0] = x[0, channel * run]
                     keep_statistics(
-                        channel, moments[0], moments[1], moments[2], eps, momentum, running,
+                        channel, moments[0], mine[0], moments[1], moments[2], eps, momentum, running,
                         mean, invstd, running_mean, running_var,
                     )  # fmt: skip
             T.sync_threads()
@@ -371,10 +402,11 @@ def column_apply_program(
                 scale[lane] = table[1, (x_place * vector + lane) // run]
                 shift[lane] = table[2, (x_place * vector + lane) // run]
 
+            column_origins(origin, x, column, c * run, run, vector, dtype)
             row = T.cast(part, counter) * part_rows + y_place + down * unroll * (chunks - 1)
             for _ in T.serial(chunks):
                 read_rows(x, chunk, row, limit, column, down, unroll, vector)
-                write_rows(y, chunk, row, limit, column, down, unroll, vector, centre, scale, shift, element)
+                write_rows(y, chunk, origin, dtype, row, limit, column, down, unroll, vector, centre, scale, shift)
                 row = row - down * unroll
 
     return compile_program(main, arch)

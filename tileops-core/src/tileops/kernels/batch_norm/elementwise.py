@@ -11,6 +11,7 @@ from torch import Tensor
 from tileops.device import at_least
 from tileops.kernels.batch_norm.interface import BatchNormInfer, BatchNormInferCall
 from tileops.kernels.batch_norm.regions import columns_of, vector_width
+from tileops.kernels.dtypes import refusal_of_dtypes
 
 THREADS: Final = 256
 
@@ -35,6 +36,11 @@ class ElementwiseBatchNorm(BatchNormInfer):
     """`(x - mean) * scale + shift`, vectors along runs of a channel where they are wide there, else across channels."""
 
     supported_archs = at_least(80)
+
+    @classmethod
+    def refusal(cls, call: BatchNormInferCall) -> str | None:
+        """Every shape, in the dtypes that our programs have."""
+        return refusal_of_dtypes(call.dtype, weight=call.weight_dtype, bias=call.bias_dtype)
 
     @classmethod
     def entry_for(cls, call: BatchNormInferCall) -> tuple[Hashable, Callable[[], ElementwiseBatchNorm]]:

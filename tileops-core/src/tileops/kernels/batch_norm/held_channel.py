@@ -12,10 +12,9 @@ from tileops.device import at_least
 from tileops.kernels.batch_norm.interface import BatchNormTrain, BatchNormTrainCall
 from tileops.kernels.batch_norm.regions import (
     BLOCK_THREADS,
-    LONE_BLOCK_BYTES,
     channel_vectors,
     held_steps,
-    other_region,
+    refusal_of,
     vector_width,
 )
 
@@ -38,12 +37,7 @@ class HeldChannelBatchNorm(BatchNormTrain):
     @classmethod
     def refusal(cls, call: BatchNormTrainCall) -> str | None:
         """None where one block holds a channel and there are blocks enough, or little to do for each."""
-        return other_region(
-            call,
-            "held_channel",
-            f"runs of a line or more, up to {BLOCK_THREADS * 64} values a channel in 16 bits and half as many in "
-            f"32, with a channel for every SM or {LONE_BLOCK_BYTES} bytes a channel",
-        )
+        return refusal_of("held_channel", call)
 
     @classmethod
     def entry_for(cls, call: BatchNormTrainCall) -> tuple[Hashable, Callable[[], HeldChannelBatchNorm]]:

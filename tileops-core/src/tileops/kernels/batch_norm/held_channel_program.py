@@ -10,6 +10,7 @@ import torch
 from tileops.kernels.batch_norm.statistics_program import (
     FLOAT32,
     affine_dtype,
+    channel_origin,
     held_square_sum,
     held_sum,
     hold,
@@ -64,32 +65,35 @@ def held_channel_program(
             items = n * run_vectors
             held = T.alloc_local((steps, vector), element)
             affine = T.alloc_local((2,), FLOAT32)
+            origin = T.alloc_local((1,), FLOAT32)
             sums = T.alloc_local((2,), FLOAT32)
             squares = T.alloc_local((1,), FLOAT32)
             sum_slots = T.alloc_shared((warps, 2), FLOAT32)
             square_slots = T.alloc_shared((warps, 1), FLOAT32)
 
             hold(x, held, channel, thread, threads, items, steps, run_vectors, vector)
+            channel_origin(origin, x, channel, vector, dtype)
             read_affine(affine, channel, weight, bias, weight_dtype is not None, bias_dtype is not None)
 
             sums[0] = 0.0
             sums[1] = 0.0
-            held_sum(sums, held, thread, threads, items, steps, vector)
+            held_sum(sums, held, origin, dtype, thread, threads, items, steps, vector)
             block_sum(sums, sum_slots, 2, threads)
             centre = T.alloc_var(FLOAT32)
             centre = sums[0] / sums[1]
             squares[0] = 0.0
-            held_square_sum(squares, held, centre, thread, threads, items, steps, vector)
+            held_square_sum(squares, held, origin, dtype, centre, thread, threads, items, steps, vector)
             block_sum(squares, square_slots, 1, threads)
 
             scale = T.alloc_var(FLOAT32)
             scale = T.rsqrt(squares[0] / sums[1] + eps) * affine[0]
             store_held(
-                y, held, channel, centre, scale, affine[1], thread, threads, items, steps, run_vectors, vector, element
-            )
+                y, held, origin, dtype, channel, centre, scale, affine[1], thread, threads, items,
+                steps, run_vectors, vector,
+            )  # fmt: skip
             if thread == 0:
                 keep_statistics(
-                    channel, sums[1], centre, squares[0], eps, momentum, running,
+                    channel, sums[1], origin[0], centre, squares[0], eps, momentum, running,
                     mean, invstd, running_mean, running_var,
                 )  # fmt: skip
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from tileops.kernels.dtypes import refusal_of_dtypes
+
 if TYPE_CHECKING:
     import torch
 
@@ -60,22 +62,50 @@ def region(call: BatchNormTrainCall) -> Region:
     """The one implementation that is meant for `call`; the general one may serve others too."""
     if crosses_channels(call.spatial, call.dtype, call.channels_last):
         return "column"
-    if fits_block(call) and (call.c >= call.sm_count or channel_bytes(call) <= LONE_BLOCK_BYTES):
+    if beyond_block(call) is None:
         return "held_channel"
     if call.arch >= CLUSTER_ARCH and cluster_plan(call) is not None:
         return "cluster_channel"
     return "split_channel"
 
 
-def other_region(call: BatchNormTrainCall, mine: Region, serves: str) -> str | None:
-    """The refusal of the implementation called `mine`: None in its own region, else what was met there."""
-    if region(call) == mine:
-        return None
-    order = "channels innermost" if call.channels_last else f"runs of {call.spatial} values"
-    return (
-        f"up to {call.n * call.spatial} values a channel in {order}, {call.c} channels on {call.sm_count} SMs; "
-        f"serves {serves}"
-    )
+def refusal_of(mine: Region, call: BatchNormTrainCall) -> str | None:
+    """Why the implementation called `mine` does not serve `call`; None in its own region.
+
+    `split_channel`, which is general, serves the regions of the two that hold a channel too.
+    """
+    dtypes = refusal_of_dtypes(call.dtype, weight=call.weight_dtype, bias=call.bias_dtype)
+    chosen = region(call)
+    if dtypes is not None or chosen == mine:
+        return dtypes
+    if mine == "column":
+        met = f"runs of {call.spatial * call.dtype.itemsize} bytes of one channel"
+        return f"{met}; serves channels innermost, and runs below {LINE_BYTES} bytes"
+    if chosen == "column":
+        return f"neighbours of different channels; serves runs of at least {LINE_BYTES} bytes of one channel"
+    if mine == "held_channel":
+        return beyond_block(call)
+    if mine == "cluster_channel":
+        return _beyond_cluster(call, chosen)
+    return None
+
+
+def beyond_block(call: BatchNormTrainCall) -> str | None:
+    """Why one block a channel does not do; None where it does."""
+    vector = vector_width(call.spatial, call.dtype)
+    most = BLOCK_THREADS * held_steps(vector, call.dtype) * vector
+    if call.n * call.spatial > most:
+        return f"channels of up to {call.n * call.spatial} values; serves up to {most}, which one block holds"
+    if call.c < call.sm_count and channel_bytes(call) > LONE_BLOCK_BYTES:
+        met = f"{call.c} channels of {channel_bytes(call)} bytes for {call.sm_count} SMs"
+        return f"{met}; serves a channel for every SM, or channels of up to {LONE_BLOCK_BYTES} bytes"
+    return None
+
+
+def _beyond_cluster(call: BatchNormTrainCall, chosen: Region) -> str:
+    if chosen == "held_channel":
+        return f"channels of {channel_bytes(call)} bytes, which one block serves; serves what one block does not"
+    return f"channels of {channel_bytes(call)} bytes; serves what {CLUSTER_BLOCKS} blocks hold on chip"
 
 
 def crosses_channels(spatial: int, dtype: torch.dtype, channels_last: bool) -> bool:
@@ -107,12 +137,6 @@ def held_steps(vector: int, dtype: torch.dtype) -> int:
 def channel_vectors(call: BatchNormTrainCall) -> int:
     """Vectors of one channel, each within one run."""
     return call.n * call.spatial // vector_width(call.spatial, call.dtype)
-
-
-def fits_block(call: BatchNormTrainCall) -> bool:
-    """Whether the registers of one block hold a channel."""
-    vector = vector_width(call.spatial, call.dtype)
-    return channel_vectors(call) <= BLOCK_THREADS * held_steps(vector, call.dtype)
 
 
 @dataclass(frozen=True)

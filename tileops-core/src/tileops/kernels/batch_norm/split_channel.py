@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tileops.device import at_least
 from tileops.kernels.batch_norm.interface import BATCH_CAP, BatchNormTrain, BatchNormTrainCall
-from tileops.kernels.batch_norm.regions import channel_vectors, crosses_channels, other_region, vector_width
+from tileops.kernels.batch_norm.regions import channel_vectors, refusal_of, vector_width
 from tileops.kernels.kernel_base import Entry, Kernel
 
 THREADS: Final = 256
@@ -55,9 +55,7 @@ class SplitChannelBatchNorm(BatchNormTrain):
     @classmethod
     def refusal(cls, call: BatchNormTrainCall) -> str | None:
         """None wherever a channel's values lie in runs of a line or more: `column` has the others."""
-        if not crosses_channels(call.spatial, call.dtype, call.channels_last):
-            return None
-        return other_region(call, "split_channel", "channels in runs of a line or more")
+        return refusal_of("split_channel", call)
 
     @classmethod
     def entry_for(cls, call: BatchNormTrainCall) -> tuple[Hashable, Callable[[], Entry]]:

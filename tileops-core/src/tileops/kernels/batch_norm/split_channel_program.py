@@ -14,6 +14,7 @@ import torch
 from tileops.kernels.batch_norm.statistics_program import (
     FLOAT32,
     affine_dtype,
+    channel_origin,
     held_square_sum,
     held_sum,
     hold,
@@ -72,17 +73,19 @@ def split_moments_program(
             sums = T.alloc_local((2,), FLOAT32)
             squares = T.alloc_local((1,), FLOAT32)
             moments = T.alloc_local((3,), FLOAT32)
+            origin = T.alloc_local((1,), FLOAT32)
             slots = T.alloc_shared((warps, 3), FLOAT32)
 
+            channel_origin(origin, x, channel, vector, dtype)
             clear(moments)
             for _ in T.serial(chunks):
                 hold(x, chunk, channel, first, threads, items, unroll, run_vectors, vector, counter)
                 sums[0] = 0.0
                 sums[1] = 0.0
-                held_sum(sums, chunk, first, threads, items, unroll, vector)
+                held_sum(sums, chunk, origin, dtype, first, threads, items, unroll, vector)
                 sums[0] = sums[0] / T.max(sums[1], 1.0)
                 squares[0] = 0.0
-                held_square_sum(squares, chunk, sums[0], first, threads, items, unroll, vector)
+                held_square_sum(squares, chunk, origin, dtype, sums[0], first, threads, items, unroll, vector)
                 merge_moments(moments, sums[1], sums[0], squares[0])
                 first = first + threads * unroll
             block_merge_moments(moments, slots, threads)
@@ -144,8 +147,10 @@ def split_apply_program(
             chunk = T.alloc_local((unroll, vector), element)
             affine = T.alloc_local((2,), FLOAT32)
             moments = T.alloc_local((3,), FLOAT32)
+            origin = T.alloc_local((1,), FLOAT32)
             slots = T.alloc_shared((warps, 3), FLOAT32)
 
+            channel_origin(origin, x, channel, vector, dtype)
             read_affine(affine, channel, weight, bias, weight_dtype is not None, bias_dtype is not None)
             clear(moments)
             for round_ in T.serial(T.ceildiv(parts, threads)):
@@ -165,13 +170,13 @@ def split_apply_program(
             for _ in T.serial(chunks):
                 hold(x, chunk, channel, first, threads, items, unroll, run_vectors, vector, counter)
                 store_held(
-                    y, chunk, channel, moments[1], scale, affine[1], first, threads, items,
-                    unroll, run_vectors, vector, element, counter,
+                    y, chunk, origin, dtype, channel, moments[1], scale, affine[1], first, threads, items,
+                    unroll, run_vectors, vector, counter,
                 )  # fmt: skip
                 first = first - threads * unroll
             if (part == 0) and (thread == 0):
                 keep_statistics(
-                    channel, moments[0], moments[1], moments[2], eps, momentum, running,
+                    channel, moments[0], origin[0], moments[1], moments[2], eps, momentum, running,
                     mean, invstd, running_mean, running_var,
                 )  # fmt: skip
 

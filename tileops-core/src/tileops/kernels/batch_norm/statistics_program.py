@@ -9,10 +9,11 @@ mean that is large against the deviation costs nothing.
 import tilelang.language as T
 import torch
 
-from tileops.kernels.shared_program import tilelang_dtype
+from tileops.kernels.shared_program import from_origin, tilelang_dtype
 
 __all__ = [
     "affine_dtype",
+    "channel_origin",
     "held_square_sum",
     "held_sum",
     "hold",
@@ -42,14 +43,29 @@ def read_affine(affine, channel, weight, bias, has_weight: bool, has_bias: bool)
 
 @T.macro
 def keep_statistics(
-    channel, count, centre, m2, eps: float, momentum: float, running: bool, mean, invstd, running_mean, running_var
-):
-    """Write the channel's results: mean, 1 / std, and the running statistics with the unbiased variance."""
-    mean[channel] = centre
+    channel, count, origin, centre, m2, eps: float, momentum: float, running: bool,
+    mean, invstd, running_mean, running_var,
+):  # fmt: skip
+    """Write the channel's results: mean, 1 / std, and the running statistics with the unbiased variance.
+
+    ``centre`` is the mean as a distance from ``origin``.
+    """
+    mean[channel] = origin + centre
     invstd[channel] = T.rsqrt(m2 / count + eps)
     if running:
-        running_mean[channel] = running_mean[channel] * (1.0 - momentum) + centre * momentum
+        running_mean[channel] = running_mean[channel] * (1.0 - momentum) + (origin + centre) * momentum
         running_var[channel] = running_var[channel] * (1.0 - momentum) + m2 / (count - 1.0) * momentum
+
+
+@T.macro
+def channel_origin(origin, x, channel, vector: int, dtype: torch.dtype):
+    """``origin`` (float32, local, 1) becomes the channel's first value in float32 input, else 0."""
+    start = T.alloc_local((vector,), tilelang_dtype(dtype))
+    origin[0] = 0.0
+    if dtype is torch.float32:
+        for lane in T.vectorized(vector):
+            start[lane] = x[0, channel, lane]
+        origin[0] = start[0]
 
 
 @T.macro
@@ -77,8 +93,11 @@ def hold(x, held, channel, first, stride, items, steps: int, run_vectors: int, v
 
 
 @T.macro
-def held_sum(sums, held, first, stride, items, steps: int, vector: int):
-    """Add to ``sums`` (float32, local, 2) the sum and the number of the values held: a chain for each lane."""
+def held_sum(sums, held, origin, dtype: torch.dtype, first, stride, items, steps: int, vector: int):
+    """Add to ``sums`` (float32, local, 2) the sum and the number of the values held: a chain for each lane.
+
+    Here and below, values are distances from ``origin`` (float32, local, 1); see ``from_origin``.
+    """
     chains = T.alloc_local((vector,), FLOAT32)
     for lane in T.unroll(vector):
         chains[lane] = 0.0
@@ -86,13 +105,13 @@ def held_sum(sums, held, first, stride, items, steps: int, vector: int):
         if first + step * stride < items:
             sums[1] = sums[1] + vector
             for lane in T.unroll(vector):
-                chains[lane] = chains[lane] + T.cast(held[step, lane], FLOAT32)
+                chains[lane] = chains[lane] + from_origin(held[step, lane], origin[0], dtype)
     for lane in T.unroll(vector):
         sums[0] = sums[0] + chains[lane]
 
 
 @T.macro
-def held_square_sum(squares, held, centre, first, stride, items, steps: int, vector: int):
+def held_square_sum(squares, held, origin, dtype: torch.dtype, centre, first, stride, items, steps: int, vector: int):
     """Add to ``squares`` (float32, local, 1) the squared deviations of the values held from ``centre``."""
     chains = T.alloc_local((vector,), FLOAT32)
     for lane in T.unroll(vector):
@@ -100,7 +119,7 @@ def held_square_sum(squares, held, centre, first, stride, items, steps: int, vec
     for step in T.unroll(steps):
         if first + step * stride < items:
             for lane in T.unroll(vector):
-                deviation = T.cast(held[step, lane], FLOAT32) - centre
+                deviation = from_origin(held[step, lane], origin[0], dtype) - centre
                 chains[lane] = chains[lane] + deviation * deviation
     for lane in T.unroll(vector):
         squares[0] = squares[0] + chains[lane]
@@ -108,8 +127,8 @@ def held_square_sum(squares, held, centre, first, stride, items, steps: int, vec
 
 @T.macro
 def store_held(
-    y, held, channel, centre, scale, shift, first, stride, items,
-    steps: int, run_vectors: int, vector: int, element, counter="int32",
+    y, held, origin, dtype: torch.dtype, channel, centre, scale, shift, first, stride, items,
+    steps: int, run_vectors: int, vector: int, counter="int32",
 ):  # fmt: skip
     """Write ``(value - centre) * scale + shift`` for the values held, where ``hold`` read them."""
     at = T.alloc_local((2,), counter)
@@ -117,5 +136,7 @@ def store_held(
         if first + step * stride < items:
             locate(at, first + step * stride, run_vectors)
             for lane in T.vectorized(vector):
-                value = T.cast(held[step, lane], FLOAT32)
-                y[at[0], channel, at[1] * vector + lane] = T.cast((value - centre) * scale + shift, element)
+                value = from_origin(held[step, lane], origin[0], dtype)
+                y[at[0], channel, at[1] * vector + lane] = T.cast(
+                    (value - centre) * scale + shift, tilelang_dtype(dtype)
+                )

@@ -16,6 +16,7 @@ from tileops.kernels.shared_program import (
     load_columns_at,
     load_row,
     merge_moments_of_warps,
+    take_origin,
     tilelang_dtype,
 )
 
@@ -69,7 +70,7 @@ def layer_norm_held_row(
 
             # A group past the last row reads the last row again: the exchanges below need every lane.
             load_row(held, x, T.min(row, rows - 1), plan, lane)
-            origin[0] = T.cast(x[T.min(row, rows - 1), 0], "float32")
+            take_origin(origin, x, T.min(row, rows - 1), vector, dtype)
             # Weight and bias arrive while the row is summed, where registers allow.
             if affine_early and has_weight:
                 load_columns(scale, weight, plan, lane)
@@ -82,7 +83,7 @@ def layer_norm_held_row(
             for step in plan.steps:
                 if plan.holds(step, lane):
                     for j in T.unroll(vector):
-                        partial[j] = partial[j] + from_origin(held[step * vector + j], origin, dtype)
+                        partial[j] = partial[j] + from_origin(held[step * vector + j], origin[0], dtype)
             total[0] = 0.0
             for j in T.unroll(vector):
                 total[0] = total[0] + partial[j]
@@ -97,7 +98,7 @@ def layer_norm_held_row(
             for step in plan.steps:
                 if plan.holds(step, lane):
                     for j in T.unroll(vector):
-                        deviation = from_origin(held[step * vector + j], origin, dtype) - moments[1]
+                        deviation = from_origin(held[step * vector + j], origin[0], dtype) - moments[1]
                         partial[j] = partial[j] + deviation * deviation
             total[0] = 0.0
             for j in T.unroll(vector):
@@ -121,7 +122,7 @@ def layer_norm_held_row(
                             load_columns_at(shift, step * vector, bias, column, vector)
                         for j in T.unroll(vector):
                             i = step * vector + j
-                            value = (from_origin(held[i], origin, dtype) - mean) * inverse_deviation
+                            value = (from_origin(held[i], origin[0], dtype) - mean) * inverse_deviation
                             if has_weight:
                                 value = value * T.cast(scale[i], "float32")
                             if has_bias:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from tileops.device import at_least
+from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.layer_norm.interface import LayerNorm, LayerNormCall
-from tileops.kernels.row_plan import refusal_of_dtypes, streamed_row_plan
+from tileops.kernels.row_plan import streamed_row_plan
 
 
 @final

@@ -14,6 +14,7 @@ from tileops.kernels.shared_program import (
     load_columns_at,
     load_row_at,
     merge_moments,
+    take_origin,
     tilelang_dtype,
 )
 
@@ -47,11 +48,11 @@ def layer_norm_streamed_row(
         total = T.alloc_local((2,), "float32")
         total[0] = 0.0
         for i in T.unroll(count):
-            total[0] = total[0] + from_origin(held[i], origin, dtype)
+            total[0] = total[0] + from_origin(held[i], origin[0], dtype)
         mean = total[0] * (1.0 / count)
         total[1] = 0.0
         for i in T.unroll(count):
-            deviation = from_origin(held[i], origin, dtype) - mean
+            deviation = from_origin(held[i], origin[0], dtype) - mean
             total[1] = total[1] + deviation * deviation
         merge_moments(moments, T.float32(count), mean, total[1])
 
@@ -66,7 +67,7 @@ def layer_norm_streamed_row(
         if has_bias:
             load_columns_at(shift, 0, bias, column, vector)
         for j in T.unroll(vector):
-            value = (from_origin(held[first + j], origin, dtype) - mean) * inverse_deviation
+            value = (from_origin(held[first + j], origin[0], dtype) - mean) * inverse_deviation
             if has_weight:
                 value = value * T.cast(scale[j], "float32")
             if has_bias:
@@ -90,7 +91,7 @@ def layer_norm_streamed_row(
             slots = T.alloc_shared((plan.threads // WARP, 3), "float32")
             lane = T.get_thread_binding()
 
-            origin[0] = T.cast(x[row, 0], "float32")
+            take_origin(origin, x, row, vector, dtype)
             for i in T.unroll(3):
                 moments[i] = 0.0
             for tile in T.serial(tiles):

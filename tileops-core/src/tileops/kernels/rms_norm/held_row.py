@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from tileops.device import at_least
+from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.rms_norm.interface import RMSNorm, RMSNormCall
-from tileops.kernels.row_plan import held_row_plan, longest_held_row, refusal_of_dtypes
+from tileops.kernels.row_plan import held_row_plan, longest_held_row
 
 
 @final

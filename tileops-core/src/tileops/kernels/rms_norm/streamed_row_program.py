@@ -16,9 +16,7 @@ from tileops.kernels.shared_program import (
 )
 
 
-def rms_norm_streamed_row(
-    plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtype: torch.dtype | None
-) -> Any:
+def rms_norm_streamed_row(plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtype: torch.dtype | None) -> Any:
     """y[r, i] = x[r, i] / sqrt(mean(x[r, :] ** 2) + eps) * weight[i], in float32, rounded once.
 
     The program takes x (rows, n), weight (n) or None, y (rows, n); one build serves every row count. The
