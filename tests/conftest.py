@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from tileops import catalogue
 from tileops.backend import loading, registration
 from tileops.backend.registration import Registry

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from tileops import LayerNormFwdOp, RMSNormFwdOp
 from tileops.backend import BackendRecord, State, load
 from tileops.backend.registration import registry
@@ -30,17 +29,25 @@ KERNEL = """
             return x + 1
 """
 
-MODULE = KERNEL + """
+MODULE = (
+    KERNEL
+    + """
     register_kernel_type("LayerNormFwdOp", "row", Row)
 """
+)
 
-HOOKS = KERNEL + """
+HOOKS = (
+    KERNEL
+    + """
     @hookimpl
     def tileops_register_kernels(register_kernel_type):
         register_kernel_type("LayerNormFwdOp", "row", Row)
 """
+)
 
-OBJECT = KERNEL + """
+OBJECT = (
+    KERNEL
+    + """
     class Plugin:
         @hookimpl
         def tileops_register_kernels(self, register_kernel_type):
@@ -52,13 +59,19 @@ OBJECT = KERNEL + """
 
     plugin = Plugin()
 """
+)
 
-FUNCTION = KERNEL + """
+FUNCTION = (
+    KERNEL
+    + """
     def register():
         register_kernel_type("LayerNormFwdOp", "row", Row)
 """
+)
 
-CLASS = KERNEL + """
+CLASS = (
+    KERNEL
+    + """
     class Plugin:
         made = 0
 
@@ -67,6 +80,7 @@ CLASS = KERNEL + """
             assert Plugin.made == 1
             register_kernel_type("LayerNormFwdOp", "row", Row)
 """
+)
 
 ASK = """
     import json, sys, warnings
@@ -274,11 +288,14 @@ def test_a_broken_backend_costs_a_new_process_one_warning(site: Any) -> None:
 
 def test_the_warning_points_at_the_users_line(site: Any) -> None:
     site.backend("zeta", "raise OSError('no licence')\n")
-    site.module("users_program", """
+    site.module(
+        "users_program",
+        """
         import torch
         from tileops import LayerNormFwdOp
         LayerNormFwdOp((4,))(torch.ones(2, 4, dtype=torch.float64))  # the line
-    """)
+    """,
+    )
     done = site.python("import users_program")
     assert "users_program.py:4: BackendLoadWarning" in done.stderr
 
@@ -343,14 +360,18 @@ def test_a_child_forked_before_the_load_loads_for_itself(site: Any) -> None:
 
 def test_a_child_forked_while_another_thread_loads_loads_for_itself(site: Any) -> None:
     site.module("gate", "import threading\nentered, go = threading.Event(), threading.Event()\n")
-    site.backend("acme", dedent(KERNEL) + dedent("""
+    site.backend(
+        "acme",
+        dedent(KERNEL)
+        + dedent("""
         @hookimpl
         def tileops_register_kernels(register_kernel_type):
             import gate
             register_kernel_type("LayerNormFwdOp", "row", Row)
             gate.entered.set()
             assert gate.go.wait(60)
-    """))
+    """),
+    )
     site.python(
         """
         import os, signal, sys, threading, gate
@@ -376,9 +397,7 @@ def test_a_child_forked_while_another_thread_loads_loads_for_itself(site: Any) -
 
 
 def test_without_any_backend_the_call_says_what_to_install(site: Any) -> None:
-    done = site.python(
-        "import torch, tileops; tileops.LayerNormFwdOp((4,))(torch.ones(2, 4))", policy="", check=False
-    )
+    done = site.python("import torch, tileops; tileops.LayerNormFwdOp((4,))(torch.ones(2, 4))", policy="", check=False)
     assert done.returncode == 1
     assert "in-tree kernels do not run on cpu" in done.stderr
     assert "tileops-backend-example" in done.stderr

@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tileops import CallSpec, DeviceFacts, KernelInterface, SizeClass
 from tileops.call_spec import size_class
 
@@ -142,7 +141,9 @@ def test_a_spec_is_shown_as_a_reader_writes_it() -> None:
 # ---------------------------------------------------------------------------------------------- size classes
 
 
-@pytest.mark.parametrize(("size", "expected"), [(0, 1), (1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (9, 16), (64, 64), (65, 64)])
+@pytest.mark.parametrize(
+    ("size", "expected"), [(0, 1), (1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (9, 16), (64, 64), (65, 64)]
+)
 def test_a_size_is_rounded_up_to_a_power_of_two_and_capped(size: int, expected: int) -> None:
     assert SizeClass(cap=64).of(size) == expected
     assert size_class(size, 64) == expected

@@ -6,7 +6,6 @@ import importlib
 from typing import Any
 
 import pytest
-
 import tileops
 from tileops import backend, catalogue, norm, ops
 from tileops.ops.op_base import Op
@@ -42,7 +41,12 @@ def test_op_names_are_sorted_and_hold_every_op_of_the_release() -> None:
 
 @pytest.mark.parametrize(
     ("written", "near"),
-    [("LayerNormFwdop", "LayerNormFwdOp"), ("BatchNormOp", "BatchNormFwdOp"), ("RMSNormFwd", "RMSNormFwdOp"), ("Q", None)],
+    [
+        ("LayerNormFwdop", "LayerNormFwdOp"),
+        ("BatchNormOp", "BatchNormFwdOp"),
+        ("RMSNormFwd", "RMSNormFwdOp"),
+        ("Q", None),
+    ],
 )
 def test_the_nearest_name_is_what_was_probably_meant(written: str, near: str | None) -> None:
     known = tuple(catalogue.IN_TREE_OPS)

@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch
-
 import tileops
+import torch
 from tileops import backend, errors
 from tileops.kernels.layer_norm import LayerNormCall
 
@@ -59,9 +58,16 @@ def test_a_selection_error_crosses_process_borders_whole(no_backends: None, on: 
 
 
 @pytest.mark.parametrize(
-    "error", [errors.InputError("x is wrong"), errors.BuildError("no"), errors.DeclarationError("no"),
-              errors.RegistrationError("no"), errors.UnknownTargetError("no")], ids=lambda e: type(e).__name__,
-)  # fmt: skip
+    "error",
+    [
+        errors.InputError("x is wrong"),
+        errors.BuildError("no"),
+        errors.DeclarationError("no"),
+        errors.RegistrationError("no"),
+        errors.UnknownTargetError("no"),
+    ],
+    ids=lambda e: type(e).__name__,
+)
 def test_every_other_error_crosses_process_borders(error: Exception) -> None:
     twin = pickle.loads(pickle.dumps(error))
     assert (type(twin), twin.args) == (type(error), error.args)

@@ -12,9 +12,16 @@ from typing import Any
 import importlib_metadata
 import pytest
 import torch
-
 from tileops import LayerNormFwdOp, OpNotAvailableError
-from tileops.backend import BackendRecord, State, load, register_kernel_type, registered_targets, status
+from tileops.backend import (
+    BackendRecord,
+    State,
+    load,
+    register_kernel_type,
+    registered_targets,
+    status,
+    unregister_kernel_type,
+)
 from tileops.backend.loading import POLICY_VARIABLE
 from tileops.backend.registration import registry
 from tileops.errors import BackendLoadWarning, RegistrationError
@@ -38,10 +45,13 @@ KERNELS = """
         preferred_over = frozenset({"row"})
 """
 
-REGISTERS = KERNELS + """
+REGISTERS = (
+    KERNELS
+    + """
     from tileops.backend import register_kernel_type
     register_kernel_type("LayerNormFwdOp", "row", Row)
 """
+)
 
 
 @pytest.fixture
@@ -71,7 +81,9 @@ def test_a_backend_is_loaded_by_the_first_miss_and_only_once(site: Any) -> None:
     assert record("acme").state is State.LOADED
 
 
-@pytest.mark.parametrize("question", [status, registered_targets, lambda: LayerNormFwdOp((4,)).explain("layer_norm", CALL)])
+@pytest.mark.parametrize(
+    "question", [status, registered_targets, lambda: LayerNormFwdOp((4,)).explain("layer_norm", CALL)]
+)
 def test_a_question_about_backends_loads_them(site: Any, question: Any) -> None:
     site.backend("acme", REGISTERS)
     question()
@@ -117,7 +129,8 @@ BROKEN = {
     "unfit": (REGISTERS + "    register_kernel_type('LayerNormFwdOp', 'bad', object)\n", "implements no interface"),
     "twice": (REGISTERS + "    register_kernel_type('LayerNormFwdOp', 'row', Other)\n", "already"),
     "generals": (
-        KERNELS + """
+        KERNELS
+        + """
     from tileops.backend import register_kernel_type
     for key in ("one", "two"):
         register_kernel_type("LayerNormFwdOp", key, type(key, (Row,), {"general": True}))
@@ -125,7 +138,8 @@ BROKEN = {
         "both general",
     ),
     "cycle": (
-        KERNELS + """
+        KERNELS
+        + """
     from tileops.backend import register_kernel_type
     register_kernel_type("LayerNormFwdOp", "row", type("A", (Row,), {"preferred_over": frozenset({"other"})}))
     register_kernel_type("LayerNormFwdOp", "other", Other)
@@ -151,7 +165,8 @@ BROKEN = {
         "register_kernels",
     ),
     "in_hook": (
-        KERNELS + """
+        KERNELS
+        + """
     from tileops.backend import hookimpl
 
     @hookimpl
@@ -187,7 +202,9 @@ def test_a_failed_backend_is_shown_in_every_later_selection_error(site: Any) -> 
     with pytest.warns(BackendLoadWarning):
         load()
     for _ in range(2):
-        with pytest.raises(OpNotAvailableError, match=r"acme \(tileops-backend-acme 1\.0\) failed to load: OSError: no licence"):
+        with pytest.raises(
+            OpNotAvailableError, match=r"acme \(tileops-backend-acme 1\.0\) failed to load: OSError: no licence"
+        ):
             LayerNormFwdOp((4,)).kernel_for("layer_norm", CALL)
 
 
@@ -221,7 +238,11 @@ def test_a_warning_that_is_an_error_truncates_nothing(site: Any) -> None:
 def test_a_keyboard_interrupt_ends_the_load_and_the_next_one_loses_nobody(site: Any) -> None:
     site.module("state", "interrupted = []")
     site.backend("acme", REGISTERS)
-    site.backend("mid", "import state\nif not state.interrupted:\n    state.interrupted.append(1)\n    raise KeyboardInterrupt\n" + dedent(REGISTERS))
+    site.backend(
+        "mid",
+        "import state\nif not state.interrupted:\n    state.interrupted.append(1)\n    raise KeyboardInterrupt\n"
+        + dedent(REGISTERS),
+    )
     with pytest.raises(KeyboardInterrupt):
         load()
     load()
@@ -302,12 +323,16 @@ def test_a_module_of_a_skipped_backend_that_is_imported_later_registers_nothing(
 
 
 def test_a_helper_module_elsewhere_registers_for_the_backend_that_is_loading(site: Any) -> None:
-    site.module("shared_helper", KERNELS + """
+    site.module(
+        "shared_helper",
+        KERNELS
+        + """
     from tileops.backend import register_kernel_type
 
     def register():
         register_kernel_type("LayerNormFwdOp", "row", Row)
-    """)
+    """,
+    )
     site.backend("acme", "import shared_helper\nshared_helper.register()\n")
     load()
     assert keys() == ["acme:row"]
@@ -324,10 +349,14 @@ def test_bare_keys_of_two_backends_do_not_meet(site: Any) -> None:
 
 def test_a_cycle_across_two_backends_is_nobodys_fault(site: Any) -> None:
     for mine, theirs in (("acme", "zeta"), ("zeta", "acme")):
-        site.backend(mine, KERNELS + f"""
+        site.backend(
+            mine,
+            KERNELS
+            + f"""
     from tileops.backend import register_kernel_type
     register_kernel_type("LayerNormFwdOp", "row", type("R", (Row,), {{"preferred_over": frozenset({{"{theirs}:row"}})}}))
-    """)
+    """,
+        )
     load()
     assert LayerNormFwdOp((4,)).explain("layer_norm", CALL).contenders == ("acme:row", "zeta:row")
 
@@ -388,10 +417,14 @@ def test_an_unknown_op_of_a_backend_is_kept_and_noted_with_the_nearest_name(site
 
 
 def test_a_preferred_key_that_this_release_does_not_have_is_noted_with_the_nearest_name(site: Any) -> None:
-    site.backend("acme", KERNELS + """
+    site.backend(
+        "acme",
+        KERNELS
+        + """
     from tileops.backend import register_kernel_type
     register_kernel_type("LayerNormFwdOp", "row", type("R", (Row,), {"preferred_over": frozenset({"held_rwo"})}))
-    """)
+    """,
+    )
     load()
     assert record("acme").state is State.LOADED
     assert any("held_rwo" in note and "held_row" in note for note in record("acme").notes)
@@ -433,14 +466,17 @@ def test_a_thread_that_asks_during_a_load_waits_for_its_end(site: Any) -> None:
 
 def test_a_backend_that_asks_for_kernels_while_it_loads_sees_what_is_committed_so_far(site: Any) -> None:
     site.backend("acme", REGISTERS)
-    site.backend("zeta", """
+    site.backend(
+        "zeta",
+        """
     import torch
     from tileops import LayerNormFwdOp
     from tileops.backend import note
     from tileops.kernels.layer_norm import LayerNormCall
     call = LayerNormCall(torch.device("cpu"), 4, torch.float32)
     note(LayerNormFwdOp((4,)).key_for("layer_norm", call))
-    """)
+    """,
+    )
     load()
     assert record("zeta").notes == ("acme:row",)
 
@@ -522,8 +558,42 @@ def test_an_unknown_name_in_the_policy_warns_with_the_known_ones(
     assert len(caught) == 1
 
 
-def test_what_a_program_registers_itself_is_there_whatever_the_policy(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_program_registers_itself_is_there_whatever_the_policy(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(POLICY_VARIABLE, "")
     mine = type("Mine", (LayerNorm,), {"forward": lambda self, x, weight, bias: x, "devices": frozenset({"cpu"})})
     register_kernel_type("LayerNormFwdOp", "mine", mine)
     assert LayerNormFwdOp((4,)).key_for("layer_norm", CALL) == "local:mine"
+
+
+def test_a_facts_reader_of_a_backend_that_fails_warns_once_and_names_the_distribution(site: Any) -> None:
+    site.backend(
+        "acme",
+        KERNELS
+        + """
+    from tileops.backend import register_device_facts, register_kernel_type
+
+    def read(device):
+        raise OSError("driver gone")
+
+    register_device_facts("meta", read)
+    register_kernel_type("LayerNormFwdOp", "row", type("R", (Row,), {"devices": frozenset({"meta"}), "supported_archs": frozenset({7})}))
+    """,
+    )
+    load()
+    call = LayerNormCall(torch.device("meta"), 4, torch.float32)
+    with pytest.warns(RuntimeWarning, match="OSError: driver gone") as caught:
+        selections = [LayerNormFwdOp((4,)).explain("layer_norm", call) for _ in range(2)]
+    assert [selection.key for selection in selections] == [None, None]
+    assert len(caught) == 1
+    assert "tileops-backend-acme" in str(caught[0].message)
+
+
+def test_what_a_backend_registered_is_not_the_programs_to_take_back(site: Any) -> None:
+    site.backend("acme", REGISTERS)
+    load()
+    for key in ("row", "acme:row"):
+        with pytest.raises(RegistrationError, match="the program has registered no"):
+            unregister_kernel_type("LayerNormFwdOp", key)
+    assert keys() == ["acme:row"]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from tileops import backend
 from tileops.backend import State, register_kernel_type, status, unregister_kernel_type
 from tileops.backend.registration import registry
@@ -80,7 +79,12 @@ def test_unregistering_what_is_not_registered_lists_what_is(fake: Any) -> None:
 def test_a_refused_registration_leaves_everything_as_it_was(fake: Any) -> None:
     fake.op({})
     before = registry()
-    for key, cls in (("Bad Key", fake.kernel()), ("k", fake.kernel(of=(fake.Other,))), ("k", object), ("k", fake.kernel()())):
+    for key, cls in (
+        ("Bad Key", fake.kernel()),
+        ("k", fake.kernel(of=(fake.Other,))),
+        ("k", object),
+        ("k", fake.kernel()()),
+    ):
         with pytest.raises(DeclarationError):
             register_kernel_type("FakeOp", key, cls)
     assert registry() is before

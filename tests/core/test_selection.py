@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from tileops.backend.registration import Implementation
 from tileops.device import DeviceFacts, at_least
 from tileops.errors import KernelFaultWarning
@@ -117,7 +116,9 @@ def test_precedence_is_transitive_through_a_key_of_another_device_type(fake: Any
 
 
 def test_overlap_without_precedence_is_ambiguous_and_names_all_that_serve(fake: Any) -> None:
-    selection = chosen(fake.call(), home("b", fake.kernel()), home("a", fake.kernel()), home("c", fake.kernel(refuse="no")))
+    selection = chosen(
+        fake.call(), home("b", fake.kernel()), home("a", fake.kernel()), home("c", fake.kernel(refuse="no"))
+    )
     assert selection.failure is Failure.AMBIGUOUS
     assert (selection.key, selection.contenders) == (None, ("a", "b"))
 
@@ -200,7 +201,12 @@ def test_a_general_over_in_tree_beats_the_in_tree_general_and_nothing_else(fake:
 
 
 def test_verdicts_list_in_tree_first_then_by_key(fake: Any) -> None:
-    given_order = [zeta("a", fake.kernel()), acme("b", fake.kernel()), home("z", fake.kernel()), home("y", fake.kernel())]
+    given_order = [
+        zeta("a", fake.kernel()),
+        acme("b", fake.kernel()),
+        home("z", fake.kernel()),
+        home("y", fake.kernel()),
+    ]
     assert [verdict.key for verdict in chosen(fake.call(), *given_order).verdicts] == ["y", "z", "acme:b", "zeta:a"]
 
 
@@ -236,8 +242,8 @@ def test_a_faulty_refusal_warns_once_also_when_its_words_change_with_the_call(fa
 
     faulty = acme("faulty", fake.kernel(refuse=fail_with_number))
     with pytest.warns(KernelFaultWarning) as caught:
-        for n in range(1, 6):
-            assert str(n) in (chosen(fake.call(n), faulty).verdicts[0].reason or "")
+        reasons = [chosen(fake.call(n), faulty).verdicts[0].reason or "" for n in range(1, 6)]
+    assert all(str(n) in reason for n, reason in enumerate(reasons, start=1))
     assert len(caught) == 1
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from tileops import BuildError, UnknownTargetError
 from tileops.backend import TensorSpec, register_kernel_builder, registered_targets
 from tileops.errors import RegistrationError
@@ -133,7 +132,9 @@ def test_a_failing_builder_is_a_build_error_with_its_cause_and_the_next_call_ret
     builder = Builder(cause)
     register_kernel_builder("TargetOp", "acme", builder)
     op = target_op(target="acme")
-    with pytest.raises(BuildError, match=r"TargetOp: target 'acme' \(local\) could not build .*OSError: no licence") as raised:
+    with pytest.raises(
+        BuildError, match=r"TargetOp: target 'acme' \(local\) could not build .*OSError: no licence"
+    ) as raised:
         op(torch.ones(4))
     assert raised.value.__cause__ is cause
     assert op(torch.ones(4)) == "taken over"

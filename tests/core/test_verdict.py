@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-
 from tileops import register_kernel_type
 from tileops.verdict import IN_TREE, Answer, Owner, Verdict
 

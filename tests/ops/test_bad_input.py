@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
 from tileops import BatchNormFwdOp, InputError, LayerNormFwdOp, OpNotAvailableError, RMSNormFwdOp
 from tileops.backend.registration import Registry, update_registry
+from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("backends")
 
@@ -57,8 +56,18 @@ def bits(value: Tensor) -> Tensor:
 
 BAD: list[tuple[str, Callable[..., Any], dict[str, Any], str]] = [
     # trailing shape
-    ("layer: trailing shape", layer, {"x": torch.ones(4, 6)}, r"x has shape \(4, 6\); its trailing axes must be \(4,\)"),
-    ("layer: two trailing axes", layer, {"x": torch.ones(6, 4, 3), "shape": (4, 4)}, r"x has shape \(6, 4, 3\).*\(4, 4\)"),
+    (
+        "layer: trailing shape",
+        layer,
+        {"x": torch.ones(4, 6)},
+        r"x has shape \(4, 6\); its trailing axes must be \(4,\)",
+    ),
+    (
+        "layer: two trailing axes",
+        layer,
+        {"x": torch.ones(6, 4, 3), "shape": (4, 4)},
+        r"x has shape \(6, 4, 3\).*\(4, 4\)",
+    ),
     ("layer: fewer axes", layer, {"x": W, "shape": (2, 4)}, r"x has shape \(4,\).*\(2, 4\)"),
     ("rms: trailing shape", rms, {"x": torch.ones(4, 6)}, r"x has shape \(4, 6\); its trailing axes must be \(4,\)"),
     ("batch: one axis", train, {"x": W}, r"x has shape \(4,\); batch norm takes \(N, C, \*spatial\)"),
@@ -70,40 +79,91 @@ BAD: list[tuple[str, Callable[..., Any], dict[str, Any], str]] = [
     ("train: weight's shape", train, {"weight": torch.ones(3)}, r"weight has shape \(3,\); it must have \(4,\)"),
     ("train: bias' shape", train, {"bias": torch.ones(())}, r"bias has shape \(\); it must have \(4,\)"),
     ("infer: mean's shape", infer, {"mean": torch.ones(3)}, r"running_mean has shape \(3,\); it must have \(4,\)"),
-    ("train: var's shape", train, {"mean": W, "var": torch.ones(5)}, r"running_var has shape \(5,\); it must have \(4,\)"),
+    (
+        "train: var's shape",
+        train,
+        {"mean": W, "var": torch.ones(5)},
+        r"running_var has shape \(5,\); it must have \(4,\)",
+    ),
     # devices
     ("layer: weight's device", layer, {"weight": torch.ones(4, device="meta")}, "weight is on meta and x on cpu"),
     ("rms: weight's device", rms, {"weight": torch.ones(4, device="meta")}, "weight is on meta and x on cpu"),
     ("train: bias' device", train, {"bias": torch.ones(4, device="meta")}, "bias is on meta and x on cpu"),
     ("infer: mean's device", infer, {"mean": torch.ones(4, device="meta")}, "running_mean is on meta and x on cpu"),
-    ("layer: x on a device without kernels", layer, {"x": torch.ones(6, 4, device="meta")},
-     "in-tree kernels do not run on meta"),
+    (
+        "layer: x on a device without kernels",
+        layer,
+        {"x": torch.ones(6, 4, device="meta")},
+        "in-tree kernels do not run on meta",
+    ),
     # dtypes of the affine tensors and the statistics
-    ("layer: weight's dtype", layer, {"x": of(torch.float16, 6, 4), "weight": of(torch.bfloat16, 4)},
-     "weight is bfloat16; it must be float32 or float16, the dtype of x"),
+    (
+        "layer: weight's dtype",
+        layer,
+        {"x": of(torch.float16, 6, 4), "weight": of(torch.bfloat16, 4)},
+        "weight is bfloat16; it must be float32 or float16, the dtype of x",
+    ),
     ("layer: bias' dtype", layer, {"bias": of(torch.float16, 4)}, "bias is float16; it must be float32"),
     ("layer: float64 bias", layer, {"bias": of(torch.float64, 4)}, "bias is float64; it must be float32"),
     ("layer: int weight", layer, {"weight": of(torch.int64, 4)}, "weight is int64; it must be float32"),
-    ("rms: weight's dtype", rms, {"x": of(torch.bfloat16, 6, 4), "weight": of(torch.float16, 4)},
-     "weight is float16; it must be float32 or bfloat16"),
+    (
+        "rms: weight's dtype",
+        rms,
+        {"x": of(torch.bfloat16, 6, 4), "weight": of(torch.float16, 4)},
+        "weight is float16; it must be float32 or bfloat16",
+    ),
     ("train: weight's dtype", train, {"weight": of(torch.float16, 4)}, "weight is float16; it must be float32"),
     ("infer: bias' dtype", infer, {"bias": of(torch.float64, 4)}, "bias is float64; it must be float32"),
-    ("train: mean's dtype", train, {"mean": of(torch.float64, 4), "var": W}, "running_mean is float64; it must be float32"),
-    ("infer: var's dtype", infer, {"x": of(torch.float16, 6, 4), "var": of(torch.bfloat16, 4)},
-     "running_var is bfloat16; it must be float32 or float16"),
+    (
+        "train: mean's dtype",
+        train,
+        {"mean": of(torch.float64, 4), "var": W},
+        "running_mean is float64; it must be float32",
+    ),
+    (
+        "infer: var's dtype",
+        infer,
+        {"x": of(torch.float16, 6, 4), "var": of(torch.bfloat16, 4)},
+        "running_var is bfloat16; it must be float32 or float16",
+    ),
     ("train: int statistics", train, {"mean": of(torch.int64, 4), "var": W}, "running_mean is int64"),
     # dtypes of x
     *[
-        (f"{name}: {dtype}", call, {"x": of(dtype, *shape)}, f"x is {str(dtype).removeprefix('torch.')}; it must be a floating")
-        for name, call, shape in (("layer", layer, (6, 4)), ("rms", rms, (6, 4)), ("train", train, (6, 4, 3)), ("infer", infer, (6, 4)))
+        (
+            f"{name}: {dtype}",
+            call,
+            {"x": of(dtype, *shape)},
+            f"x is {str(dtype).removeprefix('torch.')}; it must be a floating",
+        )
+        for name, call, shape in (
+            ("layer", layer, (6, 4)),
+            ("rms", rms, (6, 4)),
+            ("train", train, (6, 4, 3)),
+            ("infer", infer, (6, 4)),
+        )
         for dtype in (torch.int64, torch.complex64, torch.bool)
     ],
     *[
-        (f"{name}: float8", call, {"x": of(torch.float8_e4m3fn, *shape)}, "no implementation serves this call(.|\n)*float8_e4m3fn")
-        for name, call, shape in (("layer", layer, (6, 4)), ("rms", rms, (6, 4)), ("train", train, (6, 4, 3)), ("infer", infer, (6, 4)))
+        (
+            f"{name}: float8",
+            call,
+            {"x": of(torch.float8_e4m3fn, *shape)},
+            "no implementation serves this call(.|\n)*float8_e4m3fn",
+        )
+        for name, call, shape in (
+            ("layer", layer, (6, 4)),
+            ("rms", rms, (6, 4)),
+            ("train", train, (6, 4, 3)),
+            ("infer", infer, (6, 4)),
+        )
     ],
     # gradients
-    ("layer: gradient of x", layer, {"x": X.clone().requires_grad_()}, "a gradient is wanted.*LayerNormFwdOp has no backward"),
+    (
+        "layer: gradient of x",
+        layer,
+        {"x": X.clone().requires_grad_()},
+        "a gradient is wanted.*LayerNormFwdOp has no backward",
+    ),
     ("layer: gradient of weight", layer, {"weight": torch.nn.Parameter(W.clone())}, "a gradient is wanted.*no_grad"),
     ("rms: gradient of weight", rms, {"weight": torch.nn.Parameter(W.clone())}, "a gradient is wanted.*RMSNormFwdOp"),
     ("train: gradient of bias", train, {"bias": torch.nn.Parameter(W.clone())}, "a gradient is wanted.*BatchNormFwdOp"),
@@ -113,20 +173,30 @@ BAD: list[tuple[str, Callable[..., Any], dict[str, Any], str]] = [
     ("train: 0-d", train, {"x": torch.tensor(1.0)}, r"x has shape \(\); batch norm takes"),
     ("infer: 0-d", infer, {"x": torch.tensor(1.0)}, r"x has shape \(\); batch norm takes"),
     ("train: one value per channel", train, {"x": torch.ones(1, 4)}, r"x has shape \(1, 4\): one value per channel"),
-    ("train: one value, spatial", train, {"x": torch.ones(1, 4, 1, 1), "mean": W.clone(), "var": W.clone()}, "one value per channel"),
+    (
+        "train: one value, spatial",
+        train,
+        {"x": torch.ones(1, 4, 1, 1), "mean": W.clone(), "var": W.clone()},
+        "one value per channel",
+    ),
     # statistics that do not go together
     ("train: mean without var", train, {"mean": W}, "running_mean is given without running_var; give both"),
     ("train: var without mean", train, {"var": W}, "running_var is given without running_mean; give both"),
     ("infer: mean without var", infer, {"var": None}, "running_mean is given without running_var"),
     ("infer: var without mean", infer, {"mean": None}, "running_var is given without running_mean"),
-    ("infer: no statistics", infer, {"mean": None, "var": None}, "running_mean and running_var are None; in inference both"),
+    (
+        "infer: no statistics",
+        infer,
+        {"mean": None, "var": None},
+        "running_mean and running_var are None; in inference both",
+    ),
     # what is no tensor
     ("layer: no tensor", layer, {"x": [1.0]}, "x is list; give a torch.Tensor"),
     ("layer: None", layer, {"x": None}, "x is NoneType; give a torch.Tensor"),
     ("rms: weight is a number", rms, {"weight": 2.0}, "weight is float; give a torch.Tensor"),
     ("train: mean is a list", train, {"mean": [0.0], "var": W}, "running_mean is list; give a torch.Tensor"),
     ("layer: sparse x", layer, {"x": X.to_sparse()}, "x has layout torch.sparse_coo; give a strided tensor"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("call", "arguments", "sentence"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
@@ -160,15 +230,39 @@ def aliased() -> dict[str, tuple[dict[str, Tensor], str]]:
     x = torch.ones(6, 4, 3)
     flat = x.view(-1)
     return {
-        "one tensor twice": ({"mean": shared, "var": shared}, "running_mean is written, and shares memory with running_var"),
-        "overlapping views": ({"mean": buffer[:4], "var": buffer[2:]}, "running_mean is written, and shares memory with running_var"),
-        "a view of x": ({"x": x, "mean": flat[:4], "var": torch.ones(4)}, "running_mean is written, and shares memory with x"),
-        "another view of x": ({"x": x, "mean": torch.ones(4), "var": flat[::18]}, "running_var is written, and shares memory with x"),
-        "the weight": ({"mean": shared, "var": torch.ones(4), "weight": shared}, "running_mean is written, and shares memory with weight"),
-        "the bias": ({"mean": torch.ones(4), "var": shared, "bias": shared}, "running_var is written, and shares memory with bias"),
-        "an expanded mean": ({"mean": torch.ones(1).expand(4), "var": torch.ones(4)}, "running_mean is written, and its elements share memory"),
-        "an expanded variance": ({"mean": torch.ones(4), "var": torch.ones(1).expand(4)}, "running_var is written, and its elements share memory"),
-    }  # fmt: skip
+        "one tensor twice": (
+            {"mean": shared, "var": shared},
+            "running_mean is written, and shares memory with running_var",
+        ),
+        "overlapping views": (
+            {"mean": buffer[:4], "var": buffer[2:]},
+            "running_mean is written, and shares memory with running_var",
+        ),
+        "a view of x": (
+            {"x": x, "mean": flat[:4], "var": torch.ones(4)},
+            "running_mean is written, and shares memory with x",
+        ),
+        "another view of x": (
+            {"x": x, "mean": torch.ones(4), "var": flat[::18]},
+            "running_var is written, and shares memory with x",
+        ),
+        "the weight": (
+            {"mean": shared, "var": torch.ones(4), "weight": shared},
+            "running_mean is written, and shares memory with weight",
+        ),
+        "the bias": (
+            {"mean": torch.ones(4), "var": shared, "bias": shared},
+            "running_var is written, and shares memory with bias",
+        ),
+        "an expanded mean": (
+            {"mean": torch.ones(1).expand(4), "var": torch.ones(4)},
+            "running_mean is written, and its elements share memory",
+        ),
+        "an expanded variance": (
+            {"mean": torch.ones(4), "var": torch.ones(1).expand(4)},
+            "running_var is written, and its elements share memory",
+        ),
+    }
 
 
 @pytest.mark.parametrize("case", aliased())
@@ -211,7 +305,9 @@ def test_an_eps_that_is_negative_or_no_number_is_refused_at_construction(op: Cal
         op(eps)
 
 
-@pytest.mark.parametrize("op", [lambda: LayerNormFwdOp((4,), None), lambda: BatchNormFwdOp(eps=None)], ids=["layer", "batch"])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "op", [lambda: LayerNormFwdOp((4,), None), lambda: BatchNormFwdOp(eps=None)], ids=["layer", "batch"]
+)  # type: ignore[arg-type]
 def test_eps_none_is_taken_by_rms_norm_only(op: Callable[[], Any]) -> None:
     with pytest.raises(InputError, match="eps is None; it must be a number"):
         op()

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from tileops import BatchNormFwdOp, register_kernel_type
+from tileops.kernels.batch_norm import BatchNormInferCall, BatchNormTrain, BatchNormTrainCall
 from torch import Tensor
-
-from tileops import BatchNormFwdOp
-from tileops.kernels.batch_norm import BatchNormInferCall, BatchNormTrainCall
 
 pytestmark = pytest.mark.usefixtures("backends")
 
@@ -33,7 +32,9 @@ def in_float64(*values: Tensor | None) -> list[Tensor | None]:
     return [None if value is None else value.detach().double().clone() for value in values]
 
 
-def trained(x: Tensor, mean: Any, variance: Any, weight: Any, bias: Any, momentum: float = 0.1, eps: float = 1e-5) -> Any:
+def trained(
+    x: Tensor, mean: Any, variance: Any, weight: Any, bias: Any, momentum: float = 0.1, eps: float = 1e-5
+) -> Any:
     """Torch in float64 on the same values: output, mean, invstd, new running mean, new running variance."""
     wide, running_mean, running_var, weight, bias = in_float64(x, mean, variance, weight, bias)
     assert wide is not None
@@ -247,7 +248,9 @@ def test_buffers_that_batch_norm_modules_hold_are_updated_under_no_grad(close: A
     module, x = torch.nn.BatchNorm2d(4), drawn(3, 4, 5, 5)
     twin = torch.nn.BatchNorm2d(4).double()
     with torch.no_grad():
-        output, *_ = BatchNormFwdOp(training=True)(x, module.running_mean, module.running_var, module.weight, module.bias)
+        output, *_ = BatchNormFwdOp(training=True)(
+            x, module.running_mean, module.running_var, module.weight, module.bias
+        )
         close(output, twin(x.double()))
     close(module.running_mean, twin.running_mean)
     close(module.running_var, twin.running_var)
@@ -292,7 +295,9 @@ def test_four_training_calls_have_four_winners_on_an_h200() -> None:
 
 @pytest.mark.parametrize("board", ["a100", "l40s", "h100", "h200", "b200", "rtx5090"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_every_training_call_has_exactly_one_in_tree_kernel_on_every_known_board(board: str, dtype: torch.dtype) -> None:
+def test_every_training_call_has_exactly_one_in_tree_kernel_on_every_known_board(
+    board: str, dtype: torch.dtype
+) -> None:
     op = BatchNormFwdOp(training=True)
     for n in (1, 2, 32, 1024, 1 << 15):
         for c in (1, 3, 64, 1000, 4096):
@@ -354,3 +359,26 @@ def test_the_split_implementation_is_one_entry_over_two_kernels() -> None:
     identity, factory = split.entry_for(BatchNormTrainCall(CPU, 32, 64, 12544, torch.float16).on("h200"))
     assert hash(identity)
     assert callable(factory)
+
+
+@pytest.mark.parametrize("layout", list(awkward(torch.zeros(1, 1, 1, 1))))
+def test_a_kernel_is_given_dense_memory_aligned_to_16_bytes_in_the_order_that_the_call_names(layout: str) -> None:
+    seen = list[tuple[bool, int]]()
+
+    class Probe(BatchNormTrain):
+        devices = frozenset({"cpu"})
+
+        def forward(self, x: Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any) -> Any:
+            dense = x.movedim(1, -1) if self.call is not None and self.call.channels_last else x
+            vectors = (running_mean, running_var, weight, bias)
+            seen.extend((value.is_contiguous(), value.data_ptr() % 16) for value in (dense, *vectors))
+            running_mean.fill_(3)
+            running_var.fill_(4)
+            return x.clone(), running_mean, running_var
+
+    register_kernel_type("BatchNormFwdOp", "probe", Probe)
+    odd = torch.zeros(21)
+    mean, variance, weight, bias = odd[1:6], odd[6:11], odd[11:16], odd[16:]
+    BatchNormFwdOp(training=True)(awkward(drawn(3, 5, 4, 7))[layout], mean, variance, weight, bias)
+    assert seen == [(True, 0)] * 5
+    assert odd.tolist() == [0.0] + [3.0] * 5 + [4.0] * 5 + [0.0] * 10

@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
-
 from tileops.kernels.batch_norm import BatchNormInferCall, BatchNormTrainCall
 from tileops.kernels.kernel_base import kernels_of
 from tileops.kernels.layer_norm import LayerNormCall

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from tileops import BatchNormFwdOp, LayerNormFwdOp, OpNotAvailableError, RMSNormFwdOp
 from tileops.kernels.kernel_base import Kernel, KernelInterface, available, kernels_of
 from tileops.ops import entries
 from tileops.ops.entries import watching_builds
 from tileops.verdict import IN_TREE, Answer, Owner
+from torch import Tensor
 
 pytestmark = [
     pytest.mark.gpu,
@@ -142,7 +141,9 @@ def test_every_sample_call_has_exactly_one_winner_on_this_device(subtests: Any) 
 
 
 @pytest.mark.parametrize(("interface", "kernel"), IMPLEMENTATIONS)
-def test_every_kernel_of_an_entry_is_listed_once(interface: type[KernelInterface[Any]], kernel: type[Kernel[Any]]) -> None:
+def test_every_kernel_of_an_entry_is_listed_once(
+    interface: type[KernelInterface[Any]], kernel: type[Kernel[Any]]
+) -> None:
     calls = served(interface, kernel)[:1]
     entry_of = built(kernel, calls)
     for call in calls:
@@ -167,7 +168,9 @@ def wide(*values: Tensor | None) -> list[Any]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", [64, 1000, 4097, 200_003])
-def test_layer_norm_agrees_with_torch_in_every_memory_layout(close: Any, in_layouts: Any, dtype: torch.dtype, n: int) -> None:
+def test_layer_norm_agrees_with_torch_in_every_memory_layout(
+    close: Any, in_layouts: Any, dtype: torch.dtype, n: int
+) -> None:
     x, weight, bias = drawn(6, n, dtype=dtype), drawn(n, dtype=dtype, mean=1), drawn(n)
     op = LayerNormFwdOp((n,))
     right = F.layer_norm(x.double(), (n,), *wide(weight, bias))
@@ -177,7 +180,9 @@ def test_layer_norm_agrees_with_torch_in_every_memory_layout(close: Any, in_layo
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", [64, 1000, 4097, 200_003])
-def test_rms_norm_agrees_with_torch_in_every_memory_layout(close: Any, in_layouts: Any, dtype: torch.dtype, n: int) -> None:
+def test_rms_norm_agrees_with_torch_in_every_memory_layout(
+    close: Any, in_layouts: Any, dtype: torch.dtype, n: int
+) -> None:
     x, weight = drawn(6, n, dtype=dtype), drawn(n)
     op = RMSNormFwdOp((n,), 1e-6)
     right = F.rms_norm(x.double(), (n,), *wide(weight), 1e-6)
@@ -185,7 +190,15 @@ def test_rms_norm_agrees_with_torch_in_every_memory_layout(close: Any, in_layout
         close(op(view, weight), right, dtype)
 
 
-BATCHES = [(8192, 64, 1, 1), (37, 5, 7, 7), (64, 256, 14, 14), (8, 16, 56, 56), (32, 64, 112, 112), (4, 3, 512, 512), (1, 1, 1, 3)]
+BATCHES = [
+    (8192, 64, 1, 1),
+    (37, 5, 7, 7),
+    (64, 256, 14, 14),
+    (8, 16, 56, 56),
+    (32, 64, 112, 112),
+    (4, 3, 512, 512),
+    (1, 1, 1, 3),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

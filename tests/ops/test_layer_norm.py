@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from tileops import LayerNormFwdOp
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from tileops import LayerNormFwdOp, register_kernel_type
 from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
+from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("backends")
 
@@ -19,10 +18,14 @@ CPU = torch.device("cpu")
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32, mean: float = 0.0) -> Tensor:
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64) + mean).to(dtype)
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64) + mean).to(
+        dtype
+    )
 
 
-def expected(x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+def expected(
+    x: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
     """Torch, in float64, on the same values."""
     wide = [None if value is None else value.double() for value in (weight, bias)]
     return F.layer_norm(x.double(), shape, *wide, eps)
@@ -54,7 +57,8 @@ def test_any_row_length_is_served(close: Any, n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "normalized"), [((64,), (64,)), ((2, 3, 4), (4,)), ((2, 3, 4), (3, 4)), ((2, 3, 4), (2, 3, 4)), ((2, 1, 1), (1, 1))]
+    ("shape", "normalized"),
+    [((64,), (64,)), ((2, 3, 4), (4,)), ((2, 3, 4), (3, 4)), ((2, 3, 4), (2, 3, 4)), ((2, 1, 1), (1, 1))],
 )
 def test_any_number_of_batch_and_normalised_axes_is_served(close: Any, shape: Any, normalized: Any) -> None:
     x, weight, bias = drawn(*shape), drawn(*normalized, mean=1), drawn(*normalized)
@@ -70,7 +74,9 @@ def test_the_normalised_shape_is_given_as_torch_takes_it(normalized: Any) -> Non
 
 @pytest.mark.parametrize("layout", ["strided", "transposed", "misaligned", "padded", "reversed"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_every_memory_layout_gives_what_a_contiguous_tensor_gives(in_layouts: Any, layout: str, dtype: torch.dtype) -> None:
+def test_every_memory_layout_gives_what_a_contiguous_tensor_gives(
+    in_layouts: Any, layout: str, dtype: torch.dtype
+) -> None:
     x = drawn(6, 64, dtype=dtype)
     awkward = in_layouts(x)[layout]
     assert torch.equal(awkward, x)
@@ -210,3 +216,23 @@ def test_the_reference_agrees_with_torch(close: Any, dtype: torch.dtype) -> None
     assert x is not None
     wide = [None if value is None else value.double() for value in (x, weight, bias)]
     close(LayerNorm.reference(call, *wide), F.layer_norm(wide[0], (64,), wide[1], wide[2], 1e-3))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "strided", "transposed", "misaligned", "padded", "reversed"])
+def test_a_kernel_is_given_contiguous_tensors_aligned_to_16_bytes(in_layouts: Any, layout: str) -> None:
+    seen = list[tuple[bool, int]]()
+
+    class Probe(LayerNorm):
+        devices = frozenset({"cpu"})
+        preferred_over = frozenset({"example:row", "example:torch"})
+
+        def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+            seen.extend(
+                (value.is_contiguous(), value.data_ptr() % 16) for value in (x, weight, bias) if value is not None
+            )
+            return x.clone()
+
+    register_kernel_type("LayerNormFwdOp", "probe", Probe)
+    x, odd = in_layouts(drawn(6, 64))[layout], torch.zeros(65)
+    assert torch.equal(LayerNormFwdOp((64,))(x, odd[1:], drawn(128)[::2]), x)
+    assert seen == [(True, 0)] * 3

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from tileops import RMSNormFwdOp
 from tileops.kernels.rms_norm import RMSNormCall
+from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("backends")
 
@@ -19,7 +18,9 @@ CPU = torch.device("cpu")
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64) * scale).to(dtype)
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64) * scale).to(
+        dtype
+    )
 
 
 def expected(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
@@ -53,7 +54,9 @@ def test_any_row_length_is_served(close: Any, n: int) -> None:
     close(RMSNormFwdOp(n, 1e-6)(x, weight), expected(x, (n,), weight))
 
 
-@pytest.mark.parametrize(("shape", "normalized"), [((64,), (64,)), ((2, 3, 4), (4,)), ((2, 3, 4), (3, 4)), ((2, 3, 4), (2, 3, 4))])
+@pytest.mark.parametrize(
+    ("shape", "normalized"), [((64,), (64,)), ((2, 3, 4), (4,)), ((2, 3, 4), (3, 4)), ((2, 3, 4), (2, 3, 4))]
+)
 def test_any_number_of_batch_and_normalised_axes_is_served(close: Any, shape: Any, normalized: Any) -> None:
     x, weight = drawn(*shape), drawn(*normalized)
     close(RMSNormFwdOp(normalized, 1e-6)(x, weight), expected(x, normalized, weight))

@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Callable, Hashable
 from typing import final
 
-import torch
-from torch import Tensor
-from typing_extensions import assert_type
-
 import tileops
+import torch
 from tileops.backend import at_least, register_kernel_type
 from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
 from tileops.norm import LayerNormFwdOp
+from torch import Tensor
+from typing_extensions import assert_type
 
 
 @dataclasses.dataclass(frozen=True)

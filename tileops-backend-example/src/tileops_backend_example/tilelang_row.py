@@ -42,10 +42,10 @@ class TileLangRowLayerNorm(LayerNorm):
     def refusal(cls, call: LayerNormCall) -> str | None:
         """float32 throughout: TileLang's C has no bfloat16, and computes float16 without vectors."""
         if call.dtype is not torch.float32:
-            return f"x in {call.dtype}; serves torch.float32"
+            return f"x is {_shown(call.dtype)}; serves float32"
         for name, dtype in (("weight", call.weight_dtype), ("bias", call.bias_dtype)):
             if dtype not in (None, torch.float32):
-                return f"{name} in {dtype}; serves torch.float32 or none"
+                return f"{name} is {_shown(dtype)}; serves float32 or none"
         if call.n >= 1 << 31:
             return f"row of {call.n} elements; serves fewer than 2**31"
         return None
@@ -81,9 +81,7 @@ class TileLangRowLayerNorm(LayerNorm):
             self._share_rows(x, weight, bias, y, threads)
         return y
 
-    def _share_rows(
-        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor, threads: int
-    ) -> None:
+    def _share_rows(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor, threads: int) -> None:
         """Run all rows, in parts that this thread and `threads - 1` of the pool take as they get to it.
 
         With parts dealt out beforehand, one thread that wakes up late would keep all the others waiting.
@@ -134,6 +132,10 @@ def _pool() -> ThreadPoolExecutor:
 if hasattr(os, "register_at_fork"):
     # Threads do not survive a fork: the child makes its own pool.
     os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def _shown(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def toolchain_missing() -> str | None:

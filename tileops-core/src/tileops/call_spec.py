@@ -146,19 +146,46 @@ def plain_class(spec: type[CallSpec]) -> type[Any]:
 @functools.lru_cache(maxsize=256)
 def _stated_class(plain: type[Any], facts: DeviceFacts, stated: str) -> type[Any]:
     """The class of specs of `plain` with stated facts: a subclass, hence never equal to a plain spec."""
-    return type(plain.__name__, (plain,), {"facts": facts, "stated_on": stated, "__module__": plain.__module__})
+    members = {"facts": facts, "stated_on": stated, "__module__": plain.__module__, "__reduce__": _reduce_stated}
+    return type(plain.__name__, (plain,), members)
+
+
+def _reduce_stated(call: CallSpec) -> tuple[Any, ...]:
+    """Pickle a stated spec as what it was made of: its class is made anew where it is loaded."""
+    values = tuple(getattr(call, field.name) for field in dataclasses.fields(call))
+    return _stated, (plain_class(type(call)), call.facts, call.stated_on, values)
+
+
+def _stated(plain: type[Any], facts: DeviceFacts, stated: str, values: tuple[Any, ...]) -> CallSpec:
+    return _stated_class(plain, facts, stated)(*values)
 
 
 @functools.lru_cache(maxsize=1024)
 def size_classes(spec: type[CallSpec]) -> dict[str, SizeClass]:
     """The fields of `spec` that hold size classes, with their markers."""
-    hints = typing.get_type_hints(plain_class(spec), include_extras=True)
     return {
         name: marker
-        for name, hint in hints.items()
+        for name, hint in field_hints(spec).items()
         for marker in getattr(hint, "__metadata__", ())
         if isinstance(marker, SizeClass)
     }
+
+
+def field_hints(spec: type[CallSpec]) -> dict[str, Any]:
+    """What the annotations of `spec` mean; Any where only a type checker can read one."""
+    hints: dict[str, Any] = {}
+    for owner in reversed(plain_class(spec).__mro__):
+        for name, annotation in vars(owner).get("__annotations__", {}).items():
+            hints[name] = _hint(owner, name, annotation)
+    return hints
+
+
+def _hint(owner: type[Any], name: str, annotation: object) -> Any:
+    alone = type(owner.__name__, (), {"__annotations__": {name: annotation}, "__module__": owner.__module__})
+    try:
+        return typing.get_type_hints(alone, include_extras=True)[name]
+    except NameError:
+        return Any
 
 
 _KEYABLE: Final = (type(None), bool, int, str, torch.dtype, torch.device, enum.Enum)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import threading
 from typing import Any, Final
 
 IN_TREE_OPS: Final[dict[str, str]] = {
@@ -19,13 +18,11 @@ IN_TREE_OPS: Final[dict[str, str]] = {
 """The ops of this release: class name → the module that defines it."""
 
 _classes: dict[str, type[Any]] = {}
-_lock: Final = threading.Lock()
 
 
 def add_op(cls: type[Any]) -> None:
     """Enter an op class, when it is created. Of two classes with one name, a look-up finds the later."""
-    with _lock:
-        _classes[cls.__name__] = cls
+    _classes[cls.__name__] = cls
 
 
 def op_names() -> tuple[str, ...]:

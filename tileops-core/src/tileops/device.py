@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, Final, cast
@@ -76,12 +77,16 @@ KNOWN_BOARDS: Final[dict[str, Board]] = {
 }
 
 
+class UnknownBoardError(LookupError):
+    """A board that is not among the known ones. Its text lists those."""
+
+
 def known_board(name: str) -> Board:
-    """The board called `name`; raises a KeyError that lists the known ones."""
-    try:
-        return KNOWN_BOARDS[name.lower()]
-    except KeyError:
-        raise KeyError(f"no known board is called {name!r}; known: {', '.join(KNOWN_BOARDS)}") from None
+    """The board called `name`; raises an `UnknownBoardError` that lists the known ones."""
+    board = KNOWN_BOARDS.get(name.lower())
+    if board is None:
+        raise UnknownBoardError(f"no known board is called {name!r}; known: {', '.join(KNOWN_BOARDS)}")
+    return board
 
 
 def _calibration_of(device_name: str, sm_count: int, arch: int) -> str | None:
@@ -114,12 +119,18 @@ def _read_cpu(device: torch.device) -> DeviceFacts:
 
 
 FactsReader = Callable[[torch.device], DeviceFacts]
-_IN_TREE_READERS: Final[dict[str, FactsReader]] = {"cuda": _read_cuda, "cpu": _read_cpu}
-_readers: dict[str, FactsReader] = dict(_IN_TREE_READERS)
+_IN_TREE_READERS: Final[dict[str, tuple[FactsReader, str]]] = {
+    "cuda": (_read_cuda, "tileops-core"),
+    "cpu": (_read_cpu, "tileops-core"),
+}
+_readers: dict[str, tuple[FactsReader, str]] = dict(_IN_TREE_READERS)
 
 
-def set_facts_readers(readers: dict[str, FactsReader]) -> None:
-    """Make `readers` serve beside ours. Called with what backends registered, whenever that changes."""
+def set_facts_readers(readers: dict[str, tuple[FactsReader, str]]) -> None:
+    """Make `readers` serve beside ours: by device type, the reader and who ships it.
+
+    Called with what backends registered, whenever that changes.
+    """
     _readers.clear()
     _readers.update({**readers, **_IN_TREE_READERS})
     device_facts.cache_clear()
@@ -132,17 +143,17 @@ def device_facts(device: torch.device) -> DeviceFacts:
     A reader that raises, or answers with something else than `DeviceFacts`, warns once and counts as none:
     implementations that need an architecture are then unavailable, the others serve.
     """
-    reader = _readers.get(device.type)
+    reader, shipped = _readers.get(device.type, (None, ""))
     if reader is None:
         return DeviceFacts()
     try:
         facts = _checked(reader(device))
     except Exception as error:
-        warnings.warn(
-            f"the facts of {device} could not be read by {reader.__module__}.{reader.__qualname__}: "
-            f"{type(error).__name__}: {error}; kernels that need an architecture are unavailable there",
+        name = f"{reader.__module__}.{reader.__qualname__}, {shipped}"
+        warn_user(
+            f"the facts of {device} could not be read by {name}: {type(error).__name__}: {error}; kernels that need "
+            "an architecture are unavailable there",
             RuntimeWarning,
-            stacklevel=2,
         )
         return DeviceFacts()
     return facts
@@ -154,17 +165,30 @@ def _checked(facts: object) -> DeviceFacts:
     return facts
 
 
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's program that led here: the nearest caller that is not of this library."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tileops":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
 def _index_of(device: torch.device) -> int | None:
     """The device's index; None for `torch.device("cuda")`, which torch's annotation leaves out."""
     return cast("int | None", device.index)
 
 
 def with_index(device: torch.device) -> torch.device:
-    """`device` with an explicit index: one device has one name in every table."""
+    """`device` with an explicit index: one device has one name in every table.
+
+    A device type without a current device, or one that is not there, keeps the name it has.
+    """
     if _index_of(device) is not None or device.type in ("cpu", "meta"):
         return device
-    module = torch.get_device_module(device)
-    return torch.device(device.type, module.current_device())
+    try:
+        return torch.device(device.type, torch.get_device_module(device).current_device())
+    except (AssertionError, AttributeError, RuntimeError):
+        return device
 
 
 def made_current(device: torch.device) -> contextlib.AbstractContextManager[Any]:

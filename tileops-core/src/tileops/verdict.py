@@ -158,21 +158,28 @@ class Selection:
         """What to do where nothing was selected."""
         if self.failure is Failure.NO_DEVICE:
             wanted = f"install a backend that runs on {self.call.device.type} (for cpu: tileops-backend-example)"
-            return [f"{wanted}, or move the tensors to a CUDA device; see docs/guide/selecting.md"]
+            return [
+                f"{wanted}, or move the tensors to a CUDA device; see docs/guide/selecting.md#in-tree-kernels-do-not-run-on-this-device"
+            ]
         if self.failure is Failure.NOT_SERVED:
-            return ["change what the reasons name, or install a backend that serves it; see docs/guide/selecting.md"]
+            return [
+                "change what the reasons name, or install a backend that serves it; see docs/guide/selecting.md#no-implementation-serves-this-call"
+            ]
         if self.failure is Failure.AMBIGUOUS:
             return [self._settling_advice()]
         return []
 
     def _settling_advice(self) -> str:
-        owners = {v.owner.name for v in self.verdicts if v.key in self.contenders}
-        backends = sorted(owners - {IN_TREE, "local"})
+        owners = {v.owner.name: v for v in self.verdicts if v.key in self.contenders}
+        backends = sorted(owners.keys() - {IN_TREE, "local"})
+        if "local" in owners:
+            mine = owners["local"].key.partition(":")[2]
+            other = next((key for key in self.contenders if not key.startswith("local:")), "another key")
+            preferred = "IN_TREE" if backends == [] and IN_TREE in owners else repr(other)
+            return f"let {mine} state preferred_over = frozenset({{{preferred}}}), or unregister_kernel_type it"
         if len(owners) == 1:
-            return f"one of them must name another in preferred_over: only {owners.pop()} can settle it"
-        if backends:
-            return f"settle it by leaving one backend out: TILEOPS_BACKENDS=-{backends[0]}"
-        return "unregister_kernel_type one of them, or let one state preferred_over"
+            return f"one of them must name another in preferred_over: only {next(iter(owners))} can settle it"
+        return f"settle it by leaving one backend out: TILEOPS_BACKENDS=-{backends[0]}"
 
     def as_json(self) -> dict[str, Any]:
         """The selection as `tileops explain --json` prints it."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, cast
 
 import importlib_metadata
 from packaging.utils import canonicalize_name
 
-from tileops.backend.registration import Unit
+from tileops.backend.registration import LOCAL, Unit
 from tileops.backend.status import BackendRecord, State
 from tileops.errors import RegistrationError
-from tileops.verdict import Owner
+from tileops.verdict import IN_TREE, Owner
 
 GROUP: Final = "tileops.backends"
 POLICY_VARIABLE: Final = "TILEOPS_BACKENDS"
+RESERVED: Final = frozenset({IN_TREE, LOCAL.name})
+"""Names that no backend can have: we use them ourselves."""
 _PREFIX: Final = "tileops-backend-"
 
 
@@ -29,6 +31,7 @@ class Installed:
         version: Its version.
         path: Where its metadata lies.
         entry_points: Its entry points in our group, sorted by name and value.
+        modules: The modules that they name.
         problem: Why its entry points could not be read; empty where they could.
     """
 
@@ -37,6 +40,7 @@ class Installed:
     version: str
     path: str
     entry_points: tuple[importlib_metadata.EntryPoint, ...] = ()
+    modules: tuple[str, ...] = ()
     problem: str = ""
 
     @property
@@ -47,12 +51,8 @@ class Installed:
     @property
     def aliases(self) -> frozenset[str]:
         """The names that a policy may call it by."""
-        return frozenset({self.name, self.distribution, *(point.name for point in self.entry_points)})
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """The modules that its entry points name."""
-        return tuple(point.module for point in self.entry_points)
+        names = (self.name, self.distribution, *(point.name for point in self.entry_points))
+        return frozenset(canonicalize_name(name) for name in names)
 
     def record(self, state: State, unit: Unit | None = None, **details: Any) -> BackendRecord:
         """A record of it in `state`."""
@@ -66,7 +66,7 @@ class Installed:
             values,
             state,
             registered=unit.lines(),
-            notes=unit.notes,
+            notes=unit.all_notes(),
             **details,
         )
 
@@ -82,7 +82,21 @@ def installed_backends() -> tuple[Installed, ...]:
         backend = _read_distribution(distribution)
         if backend is not None:
             found.setdefault(backend.distribution, backend)
-    return tuple(sorted(found.values(), key=lambda backend: backend.name))
+    return tuple(_with_names_of_their_own(sorted(found.values(), key=lambda backend: backend.distribution)))
+
+
+def _with_names_of_their_own(backends: Iterable[Installed]) -> Iterator[Installed]:
+    """The backends, no two of one name: of two with one short name, the later goes by its distribution's."""
+    taken = set[str]()
+    for backend in backends:
+        if backend.name in RESERVED:
+            problem = f"a backend cannot be called {backend.name!r}: tileops uses that name itself"
+            yield dataclasses.replace(backend, name=f"{_PREFIX}{backend.name}", problem=problem)
+        elif backend.name in taken:
+            yield dataclasses.replace(backend, name=backend.distribution)
+        else:
+            taken.add(backend.name)
+            yield backend
 
 
 def _read_distribution(distribution: Any) -> Installed | None:
@@ -99,7 +113,8 @@ def _read_distribution(distribution: Any) -> Installed | None:
     try:
         points = distribution.entry_points.select(group=GROUP)
         ordered = tuple(sorted(points, key=lambda point: (point.name, point.value)))
-        return Installed(short, name, version, path, ordered) if ordered else None
+        modules = tuple(point.module for point in ordered)
+        return Installed(short, name, version, path, ordered, modules) if ordered else None
     except Exception as error:
         problem = f"its entry_points.txt cannot be read: {type(error).__name__}: {error}"
         return Installed(short, name, version, path, problem=problem)
@@ -122,8 +137,8 @@ class Policy:
         if text is None:
             return cls()
         names = [name.strip() for name in text.split(",") if name.strip()]
-        excluded = frozenset(name[1:].strip() for name in names if name.startswith("-"))
-        only = frozenset(name for name in names if not name.startswith("-"))
+        excluded = frozenset(canonicalize_name(name[1:].strip()) for name in names if name.startswith("-"))
+        only = frozenset(canonicalize_name(name) for name in names if not name.startswith("-"))
         if excluded and only:
             raise RegistrationError(
                 f"{POLICY_VARIABLE}={text!r} mixes names to load with names to leave out; write either "

@@ -17,9 +17,8 @@ import os
 import sys
 import threading
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any
 
 import importlib_metadata
 import pluggy
@@ -30,21 +29,18 @@ from tileops.backend.precedence import check_precedence
 from tileops.backend.registration import (
     LOCAL,
     Implementation,
-    Registry,
     Unit,
-    check_targets,
+    check_claims,
     commit,
     registry,
     update_registry,
 )
 from tileops.backend.status import BackendRecord, State
 from tileops.catalogue import find_op, meant
-from tileops.device import FactsReader
+from tileops.device import FactsReader, warn_user
 from tileops.errors import BackendLoadWarning, RegistrationError
 from tileops.kernels.kernel_base import Kernel, KernelInterface
 from tileops.verdict import IN_TREE, Owner
-
-_RESERVED: Final = frozenset({IN_TREE, LOCAL.name})
 
 
 class _Loading:
@@ -66,10 +62,12 @@ def _after_fork_in_child() -> None:
     """A child starts with locks nobody holds; a load that another thread had begun is begun again."""
     if not _loading.done.is_set():
         _loading.leader = None
+        _loading.done = threading.Event()
     _loading.lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def load() -> None:
@@ -89,7 +87,7 @@ def load() -> None:
         raise
     _loading.done.set()
     for report in reports:
-        warnings.warn(report, BackendLoadWarning, stacklevel=3)
+        warn_user(report, BackendLoadWarning)
 
 
 def _become_leader() -> bool:
@@ -110,8 +108,11 @@ def _load_all() -> list[str]:
     """Load every backend that may be; return the warnings to give once all are recorded."""
     policy = Policy.from_text(os.environ.get(POLICY_VARIABLE))
     backends = _scan()
-    records = [_load_one(backend, policy) for backend in backends]
-    update_registry(lambda old: _with_records(old, records))
+    for backend in backends:
+        if registry().record_of(backend.name) is None:  # an interrupt may have ended an earlier load
+            _load_one(backend, policy)
+    records = [record for record in registry().records if record.name != LOCAL.name]
+    update_registry(lambda old: dataclasses.replace(old, loaded=True))
     reports = [_unknown_name(name, backends) for name in policy.unknown(backends)]
     return reports + [_report(record) for record in records if record.state in (State.FAILED, State.EMPTY)]
 
@@ -123,47 +124,43 @@ def _scan() -> tuple[Installed, ...]:
     return _loading.installed
 
 
-def _with_records(old: Registry, records: list[BackendRecord]) -> Registry:
-    local = [record for record in old.records if record.name == LOCAL.name]
-    everything = tuple(sorted([*records, *local], key=lambda record: record.name))
-    return dataclasses.replace(old, records=everything, loaded=True)
-
-
-def _load_one(backend: Installed, policy: Policy) -> BackendRecord:
-    """Load one backend whole or not at all, and say what became of it."""
+def _load_one(backend: Installed, policy: Policy) -> None:
+    """Load one backend whole or not at all, and record what became of it."""
     denial = policy.denial(backend)
     if denial is not None:
-        return backend.record(State.DISABLED, reason=denial)
+        _record(backend.record(State.DISABLED, reason=denial))
+        return
     try:
-        _refuse_unusable(backend)
+        if backend.problem:
+            raise RegistrationError(backend.problem)  # noqa: TRY301
         unit = _collect(backend)
         _check_unit(unit)
     except (KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:
-        return backend.record(State.FAILED, reason=_reason(error), traceback=traceback.format_exc())
+    except BaseException as error:  # sys.exit at import or a native panic must not end the host
+        _record(backend.record(State.FAILED, reason=_reason(error), traceback=traceback.format_exc()))
+        return
     finally:
         _loading.pending.pop(backend.name, None)
-    unit = dataclasses.replace(unit, notes=(*unit.notes, *unit.unknown_ops()))
     if unit.is_empty and not unit.notes:
-        return backend.record(State.EMPTY, reason="it loaded and registered nothing")
-    commit(unit)
-    return backend.record(State.LOADED, unit)
+        _record(backend.record(State.EMPTY, reason="it loaded and registered nothing"))
+    else:
+        commit(unit, backend.record(State.LOADED, unit))
+
+
+def _record(record: BackendRecord) -> None:
+    update_registry(lambda old: old.with_record(record))
 
 
 def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _refuse_unusable(backend: Installed) -> None:
-    if backend.problem:
-        raise RegistrationError(backend.problem)
-    if backend.name in _RESERVED:
-        raise RegistrationError(f"a backend cannot be called {backend.name!r}: tileops uses that name itself")
-
-
 def _collect(backend: Installed) -> Unit:
     """Import the backend and run its hooks; what it registered."""
+    if not all(module in sys.modules for module in backend.modules):
+        # Somebody's import of it failed half-way; what it registered then goes, and its own fault shows again.
+        _loading.pending.pop(backend.name, None)
     token = _active.set(backend)
     try:
         for point in backend.entry_points:
@@ -184,7 +181,7 @@ def _imported(point: importlib_metadata.EntryPoint) -> object:
 
 
 def _hooks_of(value: object) -> list[str]:
-    return [name for name in dir(value) if name.startswith(f"{hooks.PROJECT}_register_")]
+    return [name for name in dir(value) if name.startswith(f"{hooks.PROJECT}_")]
 
 
 def _run_hooks(backend: Installed, plugin: object) -> None:
@@ -192,16 +189,27 @@ def _run_hooks(backend: Installed, plugin: object) -> None:
     manager = pluggy.PluginManager(hooks.PROJECT)
     manager.add_hookspecs(hooks)
     manager.register(plugin, backend.name)
-    manager.check_pending()
+    _refuse_unknown_hooks(manager, plugin)
     recorder = Recorder(lambda: backend.owner)
     manager.hook.tileops_register_kernels(register_kernel_type=recorder.register_kernel_type)
     manager.hook.tileops_register_targets(register_kernel_builder=recorder.register_kernel_builder)
     manager.hook.tileops_register_devices(register_device_facts=recorder.register_device_facts)
 
 
+def _refuse_unknown_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
+    """Say which hooks there are, where pluggy says only which one is unknown."""
+    try:
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        known = tuple(name for name in dir(hooks) if name.startswith(f"{hooks.PROJECT}_register_"))
+        unknown = [name for name in _hooks_of(plugin) if name not in known]
+        name = unknown[0] if unknown else str(error)
+        raise RegistrationError(f"no hook is called {name!r}; known: {', '.join(known)}{meant(name, known)}") from error
+
+
 def _check_unit(unit: Unit) -> None:
     """Check what only the whole shows: two generals, a cycle, a target that somebody else has."""
-    check_targets(unit, registry().units.values())
+    check_claims(unit, registry().units.values())
     for op, interface in _interfaces_of(unit):
         own = [implementation for name, implementation in unit.kernels if name == op.__name__]
         in_tree = [Implementation(key, cls, Owner(IN_TREE)) for key, cls in op.kernel_types.items()]
@@ -262,9 +270,9 @@ class Recorder:
         owner = self._owner()
         if owner == LOCAL:
             unit = change(registry().units.get(LOCAL.name, Unit(LOCAL)))
-            check_targets(unit, registry().units.values())
+            check_claims(unit, registry().units.values())
             commit(unit)
-        elif not registry().loaded:
+        elif registry().record_of(owner.name) is None:
             _loading.pending[owner.name] = change(_loading.pending.get(owner.name, Unit(owner)))
         else:
             _add_late(owner, change)
@@ -275,8 +283,8 @@ def _add_late(owner: Owner, change: Callable[[Unit], Unit]) -> None:
 
     Of a backend that is not loaded (disabled, failed) nothing is taken: its record says why.
     """
-    state = next((record.state for record in registry().records if record.name == owner.name), None)
-    if state is not State.LOADED:
+    record = registry().record_of(owner.name)
+    if record is None or record.state is not State.LOADED:
         return
     unit = change(registry().units.get(owner.name, Unit(owner)))
     _check_unit(unit)

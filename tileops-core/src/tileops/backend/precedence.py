@@ -75,8 +75,8 @@ def check_precedence(
     _check_generals(interface, mine)
     over = precedence([*mine, *(other for other in others if other not in mine)])
     for one in mine:
-        circle = [one, *(other for other in mine if other in over[one] and one in over[other])]
-        if len(circle) > 1 or one in over[one]:
+        circle = [other for other in mine if other in over[one] and one in over[other]]
+        if circle:
             keys = ", ".join(implementation.full_key for implementation in circle)
             raise DeclarationError(
                 f"the preferences of {interface.__qualname__} form a cycle through {keys}; take one preferred_over back"

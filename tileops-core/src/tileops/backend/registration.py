@@ -8,8 +8,9 @@ registrations are collected in a `Unit` and taken whole or not at all; the whole
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from tileops.backend.status import BackendRecord
@@ -17,7 +18,7 @@ from tileops.catalogue import find_op, meant, op_names
 from tileops.device import FactsReader, set_facts_readers
 from tileops.errors import RegistrationError
 from tileops.kernels.kernel_base import Kernel, check_kernel_class
-from tileops.verdict import Owner
+from tileops.verdict import IN_TREE, Owner
 
 LOCAL: Final = Owner("local")
 """The owner of what a program registers itself."""
@@ -110,6 +111,10 @@ class Unit:
         """This unit and one more reader of device facts."""
         if device_type in ("cuda", "cpu"):
             raise RegistrationError(f"the facts of {device_type!r} are read by tileops itself")
+        if any(known == device_type and reader is not read for known, reader in self.readers):
+            raise RegistrationError(f"the facts of {device_type!r} have a reader already")
+        if (device_type, read) in self.readers:
+            return self
         return dataclasses.replace(self, readers=(*self.readers, (device_type, read)))
 
     def with_note(self, note: str) -> Unit:
@@ -123,8 +128,20 @@ class Unit:
         readers = (f"device facts of {device_type}" for device_type, _ in self.readers)
         return (*kernels, *builders, *readers)
 
-    def unknown_ops(self) -> tuple[str, ...]:
-        """Notes on the ops it registers for that this release does not have."""
+    def all_notes(self) -> tuple[str, ...]:
+        """Its own notes, and the library's on ops and preferred keys that this release does not have."""
+        return tuple(dict.fromkeys((*self.notes, *self._unknown_ops(), *self._unknown_keys())))
+
+    def _unknown_keys(self) -> Iterator[str]:
+        own = {implementation.key for _, implementation in self.kernels}
+        for op, implementation in self.kernels:
+            known_op = find_op(op)
+            known = (*own, *(() if known_op is None else known_op.kernel_types))
+            for key in sorted(implementation.cls.preferred_over - {IN_TREE, *known}):
+                if ":" not in key and known_op is not None:
+                    yield f"{op}: {implementation.full_key} is preferred over {key!r}, a key unknown here{meant(key, known)}"
+
+    def _unknown_ops(self) -> tuple[str, ...]:
         known = op_names()
         names = dict.fromkeys([op for op, _ in self.kernels] + [builder.op for builder in self.builders])
         return tuple(
@@ -167,14 +184,33 @@ class Registry:
         """Every builder of every target."""
         return tuple(builder for unit in self.units.values() for builder in unit.builders)
 
+    def record_of(self, owner: str) -> BackendRecord | None:
+        """The record of an owner; None of a backend that is not loaded yet."""
+        return next((record for record in self.records if record.name == owner), None)
+
+    def with_record(self, record: BackendRecord) -> Registry:
+        """This registry with `record` in the place of its owner's."""
+        records = {known.name: known for known in (*self.records, record)}
+        return dataclasses.replace(self, records=tuple(records[name] for name in sorted(records)))
+
     def remarks(self) -> tuple[str, ...]:
         """The lines that backends add to an error about a missing kernel."""
         return tuple(line for record in self.records for line in record.remarks())
 
 
 _registry = Registry()
-_lock: Final = threading.RLock()
+_lock = threading.RLock()
 _listeners: Final[list[Callable[[], None]]] = []
+
+
+def _after_fork_in_child() -> None:
+    """Nobody in the child can release what another thread of the parent held."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def registry() -> Registry:
@@ -192,32 +228,52 @@ def update_registry(change: Callable[[Registry], Registry]) -> None:
     global _registry  # noqa: PLW0603 - the one place that swaps it
     with _lock:
         _registry = change(_registry)
-        set_facts_readers({kind: read for unit in _registry.units.values() for kind, read in unit.readers})
+        set_facts_readers(
+            {
+                kind: (read, unit.owner.distribution or unit.owner.name)
+                for unit in _registry.units.values()
+                for kind, read in unit.readers
+            }
+        )
         for listener in _listeners:
             listener()
 
 
-def commit(unit: Unit) -> None:
-    """Make `unit` the registrations of its owner, in place of what the owner had."""
-    update_registry(
-        lambda old: dataclasses.replace(
-            old, units=dict(sorted({**old.units, unit.owner.name: unit}.items())), records=_with_local(old, unit)
-        )
-    )
+def commit(unit: Unit, record: BackendRecord | None = None) -> None:
+    """Make `unit` the registrations of its owner, in place of what the owner had, and keep its record.
+
+    Args:
+        unit: What the owner has registered, all of it.
+        record: The owner's record, where a load is over; without one, the record it has says what is new.
+    """
+
+    def changed(old: Registry) -> Registry:
+        kept = record or _renewed(old.record_of(unit.owner.name), unit)
+        units = dict(sorted({**old.units, unit.owner.name: unit}.items()))
+        return dataclasses.replace(old if kept is None else old.with_record(kept), units=units)
+
+    update_registry(changed)
 
 
-def _with_local(old: Registry, unit: Unit) -> tuple[BackendRecord, ...]:
-    """The records, with the one of `local` made anew where that is what changes."""
-    if unit.owner != LOCAL:
-        return old.records
-    record = BackendRecord(LOCAL.name, registered=unit.lines(), notes=(*unit.notes, *unit.unknown_ops()))
-    others = [known for known in old.records if known.name != LOCAL.name]
-    return tuple(sorted([*others, record], key=lambda known: known.name))
+def _renewed(record: BackendRecord | None, unit: Unit) -> BackendRecord | None:
+    """A record with what the unit holds now. The program's own needs no load to have one."""
+    if record is None and unit.owner == LOCAL:
+        record = BackendRecord(LOCAL.name)
+    if record is None:
+        return None
+    return dataclasses.replace(record, registered=unit.lines(), notes=unit.all_notes())
 
 
-def check_targets(unit: Unit, others: Iterable[Unit]) -> None:
-    """Raise where `unit` claims an (op, target) that somebody else has."""
-    taken = {(b.op, b.target): b for other in others if other.owner != unit.owner for b in other.builders}
+def check_claims(unit: Unit, units: Iterable[Unit]) -> None:
+    """Raise where `unit` claims an (op, target) or a device type that somebody else has."""
+    others = [other for other in units if other.owner != unit.owner]
+    for device_type, _ in unit.readers:
+        holder = next((o.owner for o in others if device_type in dict(o.readers)), None)
+        if holder is not None:
+            raise RegistrationError(
+                f"the facts of {device_type!r} have a reader already, from {holder.distribution or holder.name}"
+            )
+    taken = {(b.op, b.target): b for other in others for b in other.builders}
     for builder in unit.builders:
         holder = taken.get((builder.op, builder.target))
         if holder is not None:

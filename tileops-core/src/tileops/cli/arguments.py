@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tileops.call_spec import CallSpec
+from tileops.call_spec import CallSpec, field_hints
 from tileops.catalogue import find_op, meant, op_names
 from tileops.device import KNOWN_BOARDS
 from tileops.kernels.kernel_base import KernelInterface
@@ -101,7 +101,7 @@ def _device(text: str) -> torch.device:
 
 def _call(request: type[CallSpec], device: torch.device, texts: Mapping[str, str]) -> CallSpec:
     fields = {field.name: field for field in dataclasses.fields(request) if field.name != "device"}
-    hints = typing.get_type_hints(request)
+    hints = {name: _bare(hint) for name, hint in field_hints(request).items()}
     for name in texts:
         if name not in fields:
             known = tuple(fields)
@@ -112,6 +112,11 @@ def _call(request: type[CallSpec], device: torch.device, texts: Mapping[str, str
             f"{request.__name__} needs {', '.join(f'{name}=…' for name in missing)}; {_example(hints, missing)}"
         )
     return request(device=device, **{name: _fact(name, text, hints[name]) for name, text in texts.items()})
+
+
+def _bare(hint: Any) -> Any:
+    """A hint without what `Annotated` adds."""
+    return typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

@@ -79,7 +79,7 @@ def _read_pt(path: Path) -> dict[str, Tensor]:
     held: Any = torch.load(path, map_location="cpu", weights_only=True)
     if isinstance(held, Tensor):
         return {UNNAMED: held}
-    named = cast("Mapping[Any, Any]", held) if isinstance(held, Mapping) else {}
+    named = dict(cast("Mapping[Any, Any]", held)) if isinstance(held, Mapping) else dict[Any, Any]()
     if named and all(isinstance(value, Tensor) for value in named.values()):
         return {str(name): value for name, value in named.items()}
     kind = cast("Any", type(held)).__name__

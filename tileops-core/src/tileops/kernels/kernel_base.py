@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from tileops.call_spec import CallSpec
+from tileops.device import ArchRange
 from tileops.errors import DeclarationError
 from tileops.verdict import IN_TREE, Answer, Owner
 
@@ -153,9 +154,10 @@ class KernelInterface(Kernel[Call]):
 
 
 TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
-    # About two units in the last place of the result: it is rounded once, from float32.
+    # About two units in the last place of the result, which is rounded once, from float32. In float32 samples the
+    # mean reaches 1000 deviations and is itself rounded by 6e-5 of one: torch's own kernels come within 2e-4.
     torch.float64: (1e-12, 1e-12),
-    torch.float32: (1e-5, 1e-5),
+    torch.float32: (1e-5, 5e-4),
     torch.float16: (2e-3, 2e-3),
     torch.bfloat16: (1.6e-2, 1.6e-2),
 }
@@ -205,7 +207,7 @@ def check_kernel_class(key: object, cls: object, interfaces: Iterable[type[Kerne
         )
     if not isinstance(cls, type):
         raise DeclarationError(f"{key!r} is registered with {cls!r}, which is not a class; give the class itself")
-    kernel = cast("type[Any]", cls)
+    kernel: type[Any] = cast("Any", cls)
     served = [interface for interface in interfaces if issubclass(kernel, interface)]
     if not served:
         known = ", ".join(_name(interface) for interface in interfaces)
@@ -223,16 +225,25 @@ def _check_declarations(cls: type[Kernel[Any]]) -> None:
     for method in ("refusal", "entry_for"):
         if not isinstance(inspect.getattr_static(cls, method), classmethod):
             raise DeclarationError(f"{_name(cls)}.{method} must be a classmethod: it is asked before anything is built")
-    if not isinstance(declared.devices, frozenset) or not all(isinstance(device, str) for device in devices):
+    if not isinstance(declared.devices, frozenset) or not devices or not all(isinstance(d, str) for d in devices):
         raise DeclarationError(f"{_name(cls)}.devices must be a frozenset of device types, not {devices!r}")
     if cls.supported_archs is not None and len(cls.devices) != 1:
         raise DeclarationError(
             f"{_name(cls)} states supported_archs and runs on {_listed(cls.devices)}; architecture numbers mean "
             "something on one device type only: state one, or no supported_archs"
         )
-    if cls.supported_archs is not None and not hasattr(cls.supported_archs, "__contains__"):
+    if not _are_archs(cls.supported_archs):
         raise DeclarationError(f"{_name(cls)}.supported_archs must be a set or at_least(…): {cls.supported_archs!r}")
     _check_preferences(cls)
+
+
+def _are_archs(stated: object) -> bool:
+    """Whether `supported_archs` is None, an open range, or a collection of numbers."""
+    if stated is None or isinstance(stated, ArchRange):
+        return True
+    if isinstance(stated, str) or not isinstance(stated, Collection):
+        return False
+    return all(isinstance(arch, int) for arch in cast("Collection[object]", stated))
 
 
 def _check_preferences(cls: type[Kernel[Any]]) -> None:

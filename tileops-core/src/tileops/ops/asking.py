@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from tileops.backend.registration import Implementation
 from tileops.call_spec import CallSpec
+from tileops.device import warn_user
 from tileops.errors import KernelFaultWarning
 from tileops.kernels.kernel_base import available
 from tileops.verdict import Answer, Verdict
@@ -27,19 +26,26 @@ def _refusal(implementation: Implementation, call: CallSpec) -> str | None:
     try:
         reason = cast("Any", implementation.cls.refusal(call))
     except Exception as error:
-        reason = f"its refusal raised {type(error).__name__}: {error}"
+        fault = type(error).__name__
+        reason = f"its refusal raised {fault}: {error}"
     else:
         if reason is None or (isinstance(reason, str) and reason.strip()):
             return reason
+        fault = type(reason).__name__
         reason = f"its refusal returned {reason!r}, neither None nor a sentence"
-    _warn_of_fault(implementation, reason.partition(":")[0])
+    _warn_of_fault(implementation, fault, reason)
     return reason
 
 
-@functools.lru_cache(maxsize=1024)
-def _warn_of_fault(implementation: Implementation, fault: str) -> None:
+_warned: Final[set[tuple[Implementation, str]]] = set()
+
+
+def _warn_of_fault(implementation: Implementation, fault: str, reason: str) -> None:
     """Warn of a faulty class, once for each kind of fault."""
+    if (implementation, fault) in _warned:
+        return
+    _warned.add((implementation, fault))
     shipped = implementation.owner.distribution or implementation.owner.name
     where = f"{implementation.cls.__module__}.{implementation.cls.__qualname__}, {shipped}"
-    message = f"{implementation.full_key} ({where}): {fault}; it counts as a refusal"
-    warnings.warn(message, KernelFaultWarning, stacklevel=6)
+    message = f"{implementation.full_key} ({where}): {reason}; it counts as a refusal"
+    warn_user(message, KernelFaultWarning)

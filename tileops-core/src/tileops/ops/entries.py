@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import os
 import threading
+import traceback
 from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import Future
 from typing import Any, Final, cast
@@ -18,7 +19,7 @@ from tileops.backend.registration import Implementation
 from tileops.call_spec import CallSpec
 from tileops.device import made_current
 from tileops.errors import BuildError
-from tileops.kernels.kernel_base import KernelInterface
+from tileops.kernels.kernel_base import KernelInterface, kernels_of
 from tileops.verdict import IN_TREE
 
 Key = tuple[type[KernelInterface[Any]], type[Any], Hashable]
@@ -46,7 +47,8 @@ def _after_fork_in_child() -> None:
     _building.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def built_entries() -> tuple[Built, ...]:
@@ -171,15 +173,19 @@ def _way_out(implementation: Implementation) -> str:
 
 def note_who_ran(error: BaseException) -> None:
     """Add to an exception that left a kernel which kernel it was and who ships it. Python ≥ 3.11."""
-    codes = set[object]()
-    trace = error.__traceback__
-    while trace is not None:
-        codes.add(trace.tb_frame.f_code)
-        trace = trace.tb_next
+    if not hasattr(error, "add_note"):
+        return
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ran = {id(frame.f_locals.get(frame.f_code.co_varnames[0])) for frame in frames if frame.f_code.co_argcount}
+    codes = {frame.f_code for frame in frames}
     for built in built_entries():
-        run = getattr(built.entry, "run", None) or built.entry.forward
-        if getattr(getattr(run, "__func__", run), "__code__", None) in codes and hasattr(error, "add_note"):
+        if any(id(kernel) in ran for kernel in kernels_of(built.entry)) or _code_of(built.entry) in codes:
             owner = built.implementation.owner
             shipped = owner.distribution or owner.name
             cast("Any", error).add_note(f"raised in {built.implementation.full_key} ({shipped})")
             return
+
+
+def _code_of(entry: object) -> object:
+    """The code of an entry's own function; None where a kernel is the entry."""
+    return getattr(getattr(entry, "run", entry), "__code__", None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from tileops.backend.precedence import check_precedence
 from tileops.backend.registration import LOCAL, Implementation, registry, when_registry_changes
+from tileops.device import warn_user
 from tileops.errors import BackendLoadWarning, DeclarationError
 from tileops.kernels.kernel_base import Kernel, check_kernel_class
 from tileops.verdict import IN_TREE, Owner
@@ -32,9 +32,12 @@ def implementations(cls: OpClass, interface: str) -> list[Implementation]:
 
 
 def in_tree_implementations(kernel_types: Mapping[str, type[Kernel[Any]]]) -> list[Implementation]:
-    """The op's own kernels as implementations."""
-    owner = Owner(IN_TREE, core_distribution())
-    return [Implementation(key, kernel, owner) for key, kernel in kernel_types.items()]
+    """The op's own kernels as implementations. Those of a module that is not ours are not our distribution's."""
+    ours, others = Owner(IN_TREE, core_distribution()), Owner(IN_TREE)
+    return [
+        Implementation(key, kernel, ours if kernel.__module__.startswith("tileops.") else others)
+        for key, kernel in kernel_types.items()
+    ]
 
 
 def check_kernel_types(cls: OpClass) -> None:
@@ -61,14 +64,18 @@ def _all(cls: OpClass) -> tuple[Implementation, ...]:
 when_registry_changes(_all.cache_clear)
 
 
+_unfit: Final[set[tuple[OpClass, Implementation]]] = set()
+
+
 def _fits(cls: OpClass, implementation: Implementation) -> bool:
     """Whether a class that may have been registered before its op existed fits the op; warns where not."""
     try:
         check_kernel_class(implementation.key, implementation.cls, cls.interfaces.values())
     except DeclarationError as error:
         shipped = implementation.owner.distribution or implementation.owner.name
-        message = f"{cls.__name__} goes without {implementation.full_key} ({shipped}): {error}"
-        warnings.warn(message, BackendLoadWarning, stacklevel=7)
+        if (cls, implementation) not in _unfit:
+            _unfit.add((cls, implementation))
+            warn_user(f"{cls.__name__} goes without {implementation.full_key} ({shipped}): {error}", BackendLoadWarning)
         return False
     return True
 

@@ -243,7 +243,8 @@ class Op:
             raise selection_error(selection)
         winner = next(one for one in candidates if one.full_key == selection.key)
         entry = entry_of(cls.__name__, cls.interfaces[interface], winner, plain)
-        _remember(entries, (interface, call), entry)
+        # A device without an index means the current one, which changes: only the spec that names it is kept.
+        _remember(entries, (interface, call if call.device == plain.device else plain), entry)
         return entry
 
     def _asked_for(self, tensors: Sequence[Any]) -> tuple[str, CallSpec]:
@@ -262,10 +263,11 @@ class Op:
         """Run what the target's builder made for these specs and parameters."""
         cls = type(self)
         specs = specs_of(tensors)
-        entries = cls._entries
         key = (self.target, specs, tuple(self.params.items()))
-        kernel = entries.get(key)
+        kernel = cls._entries.get(key)
         if kernel is None:
+            load()
+            entries = cls._entries
             kernel = build_target_kernel(cls.__name__, cast("str", self.target), specs, self.params)
             _remember(entries, key, kernel)
         return run_target_kernel(kernel, tensors, _written_positions(cls))

@@ -30,13 +30,13 @@ OTHER_REGISTERS: Final = 36
 
 @final
 class HeldChannelBatchNorm(BatchNormTrain):
-    """One block a channel, which its registers hold: channels of up to 128 KiB, where there are many or short ones."""
+    """One block a channel, which its registers hold: channels of up to 48 KiB."""
 
     supported_archs = at_least(80)
 
     @classmethod
     def refusal(cls, call: BatchNormTrainCall) -> str | None:
-        """None where one block holds a channel and there are blocks enough, or little to do for each."""
+        """None where one block is the fastest to serve a channel."""
         return refusal_of("held_channel", call)
 
     @classmethod

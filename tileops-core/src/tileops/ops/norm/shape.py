@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from tileops.ops.checks import shown_shape
 
 def normalised(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     """`normalized_shape` as a tuple; refuses what is no shape."""
-    sizes: tuple[Any, ...] = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    if not sizes or not all(isinstance(size, int) and size >= 0 for size in sizes):
+    given = cast("Any", normalized_shape)
+    sizes: tuple[Any, ...] = tuple(cast("Iterable[Any]", given)) if isinstance(given, Iterable) else (given,)
+    if not sizes or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sizes):
         raise InputError(
             f"normalized_shape is {normalized_shape!r}; it must be one or more sizes of trailing axes, such as (4096,)"
         )
