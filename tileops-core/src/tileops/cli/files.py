@@ -66,6 +66,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
+def shown_type(value: object) -> str:
+    """The name of a value's type."""
+    return type(value).__name__
+
+
 def _read_npy(path: Path) -> dict[str, Tensor]:
     return {UNNAMED: torch.from_numpy(np.load(path, allow_pickle=False))}
 
@@ -76,14 +81,13 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pt(path: Path) -> dict[str, Tensor]:
-    held: Any = torch.load(path, map_location="cpu", weights_only=True)
+    held = cast("object", torch.load(path, map_location="cpu", weights_only=True))
     if isinstance(held, Tensor):
         return {UNNAMED: held}
-    named = dict(cast("Mapping[Any, Any]", held)) if isinstance(held, Mapping) else dict[Any, Any]()
+    named = cast("dict[Any, Any]", held if isinstance(held, dict) else {})
     if named and all(isinstance(value, Tensor) for value in named.values()):
         return {str(name): value for name, value in named.items()}
-    kind = cast("Any", type(held)).__name__
-    raise UsageError(f"{path} holds {kind}; give one tensor, or a mapping of names to tensors")
+    raise UsageError(f"{path} holds {shown_type(held)}; give one tensor, or a mapping of names to tensors")
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

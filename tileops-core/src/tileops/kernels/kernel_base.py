@@ -205,9 +205,9 @@ def check_kernel_class(key: object, cls: object, interfaces: Iterable[type[Kerne
             f"{key!r} is no key: write letters, digits and underscores in lower case, such as 'short_rows'; "
             "a backend's name is put before it by the library"
         )
-    if not isinstance(cls, type):
+    if not inspect.isclass(cls):
         raise DeclarationError(f"{key!r} is registered with {cls!r}, which is not a class; give the class itself")
-    kernel: type[Any] = cast("Any", cls)
+    kernel = cast("type[Kernel[Any]]", cls)
     served = [interface for interface in interfaces if issubclass(kernel, interface)]
     if not served:
         known = ", ".join(_name(interface) for interface in interfaces)
