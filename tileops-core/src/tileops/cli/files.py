@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import safetensors
@@ -66,11 +66,6 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def shown_type(value: object) -> str:
-    """The name of a value's type."""
-    return type(value).__name__
-
-
 def _read_npy(path: Path) -> dict[str, Tensor]:
     return {UNNAMED: torch.from_numpy(np.load(path, allow_pickle=False))}
 
@@ -81,13 +76,11 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pt(path: Path) -> dict[str, Tensor]:
-    held = cast("object", torch.load(path, map_location="cpu", weights_only=True))
-    if isinstance(held, Tensor):
-        return {UNNAMED: held}
-    named = cast("dict[Any, Any]", held if isinstance(held, dict) else {})
-    if named and all(isinstance(value, Tensor) for value in named.values()):
-        return {str(name): value for name, value in named.items()}
-    raise UsageError(f"{path} holds {shown_type(held)}; give one tensor, or a mapping of names to tensors")
+    held: Any = torch.load(path, map_location="cpu", weights_only=True)
+    named: dict[Any, Any] = {UNNAMED: held} if isinstance(held, Tensor) else held
+    if type(named) is not dict or not all(isinstance(value, Tensor) for value in named.values()):
+        raise UsageError(f"{path} holds {type(held).__name__}; give one tensor, or a mapping of names to tensors")
+    return {str(name): value for name, value in named.items()}
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
