@@ -10,13 +10,14 @@ import inspect
 from typing import Any
 
 import pytest
-import tileops_backend_example as example
+import tileops_backend_example as plug
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from tileops import BatchNormFwdOp, KernelInterface, LayerNormFwdOp, RMSNormFwdOp, UnknownTargetError, backend
 from tileops.kernels.batch_norm import BatchNormInfer, BatchNormTrain
 from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
 from tileops.kernels.rms_norm import RMSNorm
+from tileops_backend_example import kernels as example
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -70,7 +71,7 @@ def test_the_hook_registers_the_tilelang_kernel_only_where_it_can_be_built(
     registered, notes = list[tuple[str, str]](), list[str]()
     monkeypatch.setattr(example, "toolchain_missing", lambda: missing)
     monkeypatch.setattr(example, "note", notes.append)
-    example.tileops_register_kernels(lambda op, key, cls: registered.append((op, key)))
+    plug.tileops_register_kernels(lambda op, key, cls: registered.append((op, key)))
     assert (("LayerNormFwdOp", "row") in registered) is (missing is None)
     assert len(notes) == (missing is not None)
 

@@ -75,10 +75,14 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
         return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 
 
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, dict)
+
+
 def _read_pt(path: Path) -> dict[str, Tensor]:
     held: Any = torch.load(path, map_location="cpu", weights_only=True)
     named: dict[Any, Any] = {UNNAMED: held} if isinstance(held, Tensor) else held
-    if type(named) is not dict or not all(isinstance(value, Tensor) for value in named.values()):
+    if not _is_mapping(named) or not all(isinstance(value, Tensor) for value in named.values()):
         raise UsageError(f"{path} holds {type(held).__name__}; give one tensor, or a mapping of names to tensors")
     return {str(name): value for name, value in named.items()}
 

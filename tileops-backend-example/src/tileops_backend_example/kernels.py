@@ -1,0 +1,26 @@
+"""The kernels of this backend: the op each is for, its key, its class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tileops.backend import note
+
+from tileops_backend_example.tilelang_row import TileLangRowLayerNorm, toolchain_missing
+from tileops_backend_example.torch_batch_norm import TorchBatchNormInfer, TorchBatchNormTrain
+from tileops_backend_example.torch_layer_norm import TorchLayerNorm
+from tileops_backend_example.torch_rms_norm import TorchRMSNorm
+
+
+def kernels() -> Iterator[tuple[str, str, type[Any]]]:
+    """Every kernel that can be built here; what is left out, and why, is noted in the backend's record."""
+    yield "LayerNormFwdOp", "torch", TorchLayerNorm
+    yield "RMSNormFwdOp", "torch", TorchRMSNorm
+    yield "BatchNormFwdOp", "torch_train", TorchBatchNormTrain
+    yield "BatchNormFwdOp", "torch_infer", TorchBatchNormInfer
+    missing = toolchain_missing()
+    if missing is None:
+        yield "LayerNormFwdOp", "row", TileLangRowLayerNorm
+    else:
+        note(f"layer norm in TileLang is left out: {missing}")
