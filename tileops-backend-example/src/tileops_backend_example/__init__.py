@@ -2,14 +2,14 @@
 
 from tileops.backend import RegisterKernelBuilder, RegisterKernelType, hookimpl
 
-from tileops_backend_example.kernels import kernels
+from tileops_backend_example.kernels import buildable
 from tileops_backend_example.target import build_rms_norm
 
 
 @hookimpl
 def tileops_register_kernels(register_kernel_type: RegisterKernelType) -> None:
     """Register every kernel that this machine can build."""
-    for op, key, kernel in kernels():
+    for op, key, kernel in buildable():
         register_kernel_type(op, key, kernel)
 
 

@@ -13,7 +13,7 @@ from tileops_backend_example.torch_layer_norm import TorchLayerNorm
 from tileops_backend_example.torch_rms_norm import TorchRMSNorm
 
 
-def kernels() -> Iterator[tuple[str, str, type[Any]]]:
+def buildable() -> Iterator[tuple[str, str, type[Any]]]:
     """Every kernel that can be built here; what is left out, and why, is noted in the backend's record."""
     yield "LayerNormFwdOp", "torch", TorchLayerNorm
     yield "RMSNormFwdOp", "torch", TorchRMSNorm
