@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, final
 
-import torch
 from torch import Tensor
 
 from tileops.device import at_least
 from tileops.kernels.batch_norm.interface import BatchNormTrain, BatchNormTrainCall
+from tileops.kernels.batch_norm.launch import identity_facts, launch_training, program_facts
 from tileops.kernels.batch_norm.regions import (
     CLUSTER_ARCH,
     CLUSTER_SHARERS,
@@ -35,8 +35,7 @@ class ClusterChannelBatchNorm(BatchNormTrain):
     @classmethod
     def entry_for(cls, call: BatchNormTrainCall) -> tuple[Hashable, Callable[[], ClusterChannelBatchNorm]]:
         """Batch sizes share a program as far as they ask for the same cluster."""
-        facts = (call.device, call.c, call.spatial, call.dtype, call.weight_dtype, call.bias_dtype, call.running)
-        return (*facts, call.eps, call.momentum, _plan(call)), lambda: cls(call)
+        return (*identity_facts(call, call.spatial), _plan(call)), lambda: cls(call)
 
     def __init__(self, call: BatchNormTrainCall | None = None) -> None:
         super().__init__(call)
@@ -46,15 +45,7 @@ class ClusterChannelBatchNorm(BatchNormTrain):
         plan = _plan(call)
         self._shape = (call.c, call.spatial)
         self._launch: Callable[..., Any] = cluster_channel_program(
-            call.arch,
-            call.c,
-            call.spatial,
-            call.dtype,
-            call.weight_dtype,
-            call.bias_dtype,
-            call.running,
-            call.eps,
-            call.momentum,
+            *program_facts(call, call.spatial),
             vector=vector_width(call.spatial, call.dtype),
             blocks=plan.blocks,
             threads=CLUSTER_THREADS,
@@ -71,23 +62,9 @@ class ClusterChannelBatchNorm(BatchNormTrain):
         weight: Tensor | None,
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One launch. `mean` stands in for every tensor that is absent: the program does not read those."""
-        c, spatial = self._shape
-        shape, strides = (x.shape[0], c, spatial), (c * spatial, spatial, 1)
-        y = torch.empty_like(x)
-        mean = x.new_empty(c, dtype=torch.float32)
-        invstd = torch.empty_like(mean)
-        self._launch(
-            x.as_strided(shape, strides),
-            mean if running_mean is None else running_mean,
-            mean if running_var is None else running_var,
-            mean if weight is None else weight,
-            mean if bias is None else bias,
-            y.as_strided(shape, strides),
-            mean,
-            invstd,
-        )
-        return y, mean, invstd
+        """One launch."""
+        shape = (x.shape[0], *self._shape)
+        return launch_training(self._launch, x, shape, self._shape[0], (running_mean, running_var, weight, bias))
 
 
 def _plan(call: BatchNormTrainCall) -> ClusterPlan:

@@ -6,13 +6,19 @@ import math
 from collections.abc import Callable, Hashable
 from typing import Any, Final, NamedTuple, final
 
-import torch
 from torch import Tensor
 
 from tileops.device import at_least
 from tileops.kernels.batch_norm.interface import BATCH_CAP, BatchNormTrain, BatchNormTrainCall
+from tileops.kernels.batch_norm.launch import (
+    Launch,
+    identity_facts,
+    launch_training,
+    program_facts,
+    two_launches,
+)
 from tileops.kernels.batch_norm.regions import LINE_BYTES, columns_of, refusal_of, vector_width
-from tileops.kernels.kernel_base import Entry, Kernel
+from tileops.kernels.kernel_base import Entry
 
 THREADS: Final = 512
 """Threads of a block: alone on an SM they have 128 registers each, in pairs of blocks 64."""
@@ -81,11 +87,11 @@ class ColumnBatchNorm(BatchNormTrain):
     @classmethod
     def entry_for(cls, call: BatchNormTrainCall) -> tuple[Hashable, Callable[[], ColumnBatchNorm | Entry]]:
         """One launch where a block holds its tile, else two; batch sizes share what they can."""
-        facts = (call.device, call.c, _run(call), call.dtype, call.weight_dtype, call.bias_dtype, call.running)
+        facts = identity_facts(call, _run(call))
         tile = _held_tile(call)
         if tile is not None:
-            return (*facts, call.eps, call.momentum, tile), lambda: cls(call)
-        return (*facts, call.eps, call.momentum, _stream(call)), lambda: _entry(call)
+            return (*facts, tile), lambda: cls(call)
+        return (*facts, _stream(call)), lambda: _entry(call)
 
     def __init__(self, call: BatchNormTrainCall | None = None) -> None:
         super().__init__(call)
@@ -98,7 +104,7 @@ class ColumnBatchNorm(BatchNormTrain):
         self._columns = call.c * _run(call)
         self._c = call.c
         self._launch: Callable[..., Any] = column_held_program(
-            *_program_facts(call),
+            *program_facts(call, _run(call)),
             min_blocks=max(1, min(65536 // (tile.threads * registers), 1536 // tile.threads)),
             **tile._asdict(),
         )
@@ -111,106 +117,29 @@ class ColumnBatchNorm(BatchNormTrain):
         weight: Tensor | None,
         bias: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One launch. `mean` stands in for every tensor that is absent: the program does not read those."""
-        shape, strides = (x.numel() // self._columns, self._columns), (self._columns, 1)
-        y = torch.empty_like(x)
-        mean = x.new_empty(self._c, dtype=torch.float32)
-        invstd = torch.empty_like(mean)
-        self._launch(
-            x.as_strided(shape, strides),
-            mean if running_mean is None else running_mean,
-            mean if running_var is None else running_var,
-            mean if weight is None else weight,
-            mean if bias is None else bias,
-            y.as_strided(shape, strides),
-            mean,
-            invstd,
-        )
-        return y, mean, invstd
-
-
-class ColumnMoments(Kernel[BatchNormTrainCall]):
-    """The first launch: (mean, M2) of each channel in each part of the rows."""
-
-    supported_archs = ColumnBatchNorm.supported_archs
-
-    def __init__(self, call: BatchNormTrainCall | None = None) -> None:
-        super().__init__(call)
-        assert call is not None
-        from tileops.kernels.batch_norm.column_program import column_moments_program
-
-        self._launch: Callable[..., Any] = column_moments_program(
-            call.arch, call.c, _run(call), call.dtype, min_blocks=STREAM_BLOCKS, **_stream(call)._asdict()
-        )
-
-    def forward(self, x: Tensor, partials: Tensor) -> None:
-        """Write partials, float32 (2, parts, c), from x as (rows, columns)."""
-        self._launch(x, partials)
-
-
-class ColumnApply(Kernel[BatchNormTrainCall]):
-    """The second launch: every block merges its channels' parts and writes its part of the output."""
-
-    supported_archs = ColumnBatchNorm.supported_archs
-
-    def __init__(self, call: BatchNormTrainCall | None = None) -> None:
-        super().__init__(call)
-        assert call is not None
-        from tileops.kernels.batch_norm.column_program import column_apply_program
-
-        self._launch: Callable[..., Any] = column_apply_program(
-            *_program_facts(call), min_blocks=STREAM_BLOCKS, **_stream(call)._asdict()
-        )
-
-    def forward(self, *tensors: Tensor) -> None:
-        """Take the tensors in the program's order; see `column_apply_program`."""
-        self._launch(*tensors)
+        """One launch."""
+        shape = (x.numel() // self._columns, self._columns)
+        return launch_training(self._launch, x, shape, self._c, (running_mean, running_var, weight, bias))
 
 
 def _entry(call: BatchNormTrainCall) -> Entry:
     """The two launches as one entry, with the contract of `BatchNormTrain.forward`."""
-    moments, apply = ColumnMoments(call), ColumnApply(call)
-    stream = _stream(call)
-    c, columns, part_rows = call.c, call.c * _run(call), stream.down * stream.unroll * stream.chunks
+    from tileops.kernels.batch_norm.column_program import column_apply_program, column_moments_program
 
-    def run(
-        x: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        shape, strides = (x.numel() // columns, columns), (columns, 1)
-        rows = x.as_strided(shape, strides)
-        partials = x.new_empty((2, -(-shape[0] // part_rows), c), dtype=torch.float32)
-        moments(rows, partials)
-        y = torch.empty_like(x)
-        mean = x.new_empty(c, dtype=torch.float32)
-        invstd = torch.empty_like(mean)
-        # `mean` stands in for every tensor that is absent: the program does not read those.
-        apply(
-            rows,
-            partials,
-            mean if running_mean is None else running_mean,
-            mean if running_var is None else running_var,
-            mean if weight is None else weight,
-            mean if bias is None else bias,
-            y.as_strided(shape, strides),
-            mean,
-            invstd,
-        )
-        return y, mean, invstd
-
-    return Entry(run, kernels=(moments, apply))
+    stream, run = _stream(call), _run(call)
+    tuning: dict[str, Any] = {"min_blocks": STREAM_BLOCKS, **stream._asdict()}
+    c, columns, part_rows = call.c, call.c * run, stream.down * stream.unroll * stream.chunks
+    return two_launches(
+        Launch(call, column_moments_program(call.arch, c, run, call.dtype, **tuning)),
+        Launch(call, column_apply_program(*program_facts(call, run), **tuning)),
+        channels=c,
+        shape_of=lambda x: (x.numel() // columns, columns),
+        partials_of=lambda shape: (2, -(-shape[0] // part_rows), c),
+    )
 
 
 def _run(call: BatchNormTrainCall) -> int:
     return columns_of(call.spatial, call.channels_last)
-
-
-def _program_facts(call: BatchNormTrainCall) -> tuple[Any, ...]:
-    affine = (call.weight_dtype, call.bias_dtype)
-    return (call.arch, call.c, _run(call), call.dtype, *affine, call.running, call.eps, call.momentum)
 
 
 def _registers(vector: int, call: BatchNormTrainCall) -> int:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, Final, NamedTuple, final
 
-import torch
-from torch import Tensor
-
 from tileops.device import at_least
 from tileops.kernels.batch_norm.interface import BATCH_CAP, BatchNormTrain, BatchNormTrainCall
+from tileops.kernels.batch_norm.launch import Launch, identity_facts, program_facts, two_launches
 from tileops.kernels.batch_norm.regions import channel_vectors, refusal_of, vector_width
-from tileops.kernels.kernel_base import Entry, Kernel
+from tileops.kernels.kernel_base import Entry
 
 THREADS: Final = 256
 
@@ -60,101 +58,23 @@ class SplitChannelBatchNorm(BatchNormTrain):
     @classmethod
     def entry_for(cls, call: BatchNormTrainCall) -> tuple[Hashable, Callable[[], Entry]]:
         """Batch sizes share the two programs as far as they cut channels alike."""
-        facts = (call.device, call.c, call.spatial, call.dtype, call.weight_dtype, call.bias_dtype, call.running)
-        return (*facts, call.eps, call.momentum, _parts(call)), lambda: _entry(call)
-
-
-class SplitMoments(Kernel[BatchNormTrainCall]):
-    """The first launch: (mean, M2) of each part of each channel."""
-
-    supported_archs = SplitChannelBatchNorm.supported_archs
-
-    def __init__(self, call: BatchNormTrainCall | None = None) -> None:
-        super().__init__(call)
-        assert call is not None
-        from tileops.kernels.batch_norm.split_channel_program import split_moments_program
-
-        self._launch: Callable[..., Any] = split_moments_program(
-            call.arch,
-            call.c,
-            call.spatial,
-            call.dtype,
-            threads=THREADS,
-            min_blocks=MIN_BLOCKS,
-            **_parts(call)._asdict(),
-        )
-
-    def forward(self, x: Tensor, partials: Tensor) -> None:
-        """Write partials, float32 (2, c, parts), from x as (n, c, spatial)."""
-        self._launch(x, partials)
-
-
-class SplitApply(Kernel[BatchNormTrainCall]):
-    """The second launch: every block merges its channel's parts and writes its part of the output."""
-
-    supported_archs = SplitChannelBatchNorm.supported_archs
-
-    def __init__(self, call: BatchNormTrainCall | None = None) -> None:
-        super().__init__(call)
-        assert call is not None
-        from tileops.kernels.batch_norm.split_channel_program import split_apply_program
-
-        self._launch: Callable[..., Any] = split_apply_program(
-            call.arch,
-            call.c,
-            call.spatial,
-            call.dtype,
-            call.weight_dtype,
-            call.bias_dtype,
-            call.running,
-            call.eps,
-            call.momentum,
-            threads=THREADS,
-            min_blocks=MIN_BLOCKS,
-            **_parts(call)._asdict(),
-        )
-
-    def forward(self, *tensors: Tensor) -> None:
-        """Take the tensors in the program's order; see `split_apply_program`."""
-        self._launch(*tensors)
+        return (*identity_facts(call, call.spatial), _parts(call)), lambda: _entry(call)
 
 
 def _entry(call: BatchNormTrainCall) -> Entry:
     """The two launches as one entry, with the contract of `BatchNormTrain.forward`."""
-    moments, apply = SplitMoments(call), SplitApply(call)
-    c, spatial = call.c, call.spatial
+    from tileops.kernels.batch_norm.split_channel_program import split_apply_program, split_moments_program
+
     cut = _parts(call)
-    run_vectors, part_items = spatial // cut.vector, cut.items
-
-    def run(
-        x: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        shape, strides = (x.shape[0], c, spatial), (c * spatial, spatial, 1)
-        rows = x.as_strided(shape, strides)
-        partials = x.new_empty((2, c, -(-x.shape[0] * run_vectors // part_items)), dtype=torch.float32)
-        moments(rows, partials)
-        y = torch.empty_like(x)
-        mean = x.new_empty(c, dtype=torch.float32)
-        invstd = torch.empty_like(mean)
-        # `mean` stands in for every tensor that is absent: the program does not read those.
-        apply(
-            rows,
-            partials,
-            mean if running_mean is None else running_mean,
-            mean if running_var is None else running_var,
-            mean if weight is None else weight,
-            mean if bias is None else bias,
-            y.as_strided(shape, strides),
-            mean,
-            invstd,
-        )
-        return y, mean, invstd
-
-    return Entry(run, kernels=(moments, apply))
+    tuning: dict[str, Any] = {"threads": THREADS, "min_blocks": MIN_BLOCKS, **cut._asdict()}
+    c, spatial, run_vectors = call.c, call.spatial, call.spatial // cut.vector
+    return two_launches(
+        Launch(call, split_moments_program(call.arch, c, spatial, call.dtype, **tuning)),
+        Launch(call, split_apply_program(*program_facts(call, spatial), **tuning)),
+        channels=c,
+        shape_of=lambda x: (x.shape[0], c, spatial),
+        partials_of=lambda shape: (2, c, -(-shape[0] * run_vectors // cut.items)),
+    )
 
 
 def _parts(call: BatchNormTrainCall) -> Parts:
