@@ -113,4 +113,7 @@ def announce(pip: list[str], arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except subprocess.CalledProcessError:
+        sys.exit("pip could not set up .venv: what it says above is the reason. Nothing else was changed.")
