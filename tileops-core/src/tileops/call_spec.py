@@ -131,6 +131,16 @@ class CallSpec:
         return f"{plain_class(type(self)).__name__}({shown}){stated}"
 
 
+def as_code(call: CallSpec) -> str:
+    """A spec as the Python that builds it, with `torch` imported."""
+    fields = (f"{field.name}={_value_as_code(getattr(call, field.name))}" for field in dataclasses.fields(call))
+    return f"{plain_class(type(call)).__name__}({', '.join(fields)})"
+
+
+def _value_as_code(value: object) -> str:
+    return f"torch.device({str(value)!r})" if isinstance(value, torch.device) else repr(value)
+
+
 def shown_value(value: object) -> str:
     """A field's value as messages show it: dtypes and devices without their module."""
     if isinstance(value, torch.dtype):

@@ -191,6 +191,17 @@ def with_index(device: torch.device) -> torch.device:
         return device
 
 
+def default_device_type() -> str:
+    """The device type that tensors are meant for where nobody says: the accelerator's, else the CPU's."""
+    accelerator = torch.accelerator.current_accelerator()
+    return "cpu" if accelerator is None else accelerator.type
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured on the current stream. Asked on a miss only."""
+    return device.type == "cuda" and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def made_current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """A context in which `device` is the current device of its type. Kernels are built in it."""
     if device.type == "cpu" or _index_of(device) is None:

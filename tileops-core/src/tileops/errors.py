@@ -8,6 +8,7 @@
     │   ├── AmbiguousDispatchError       several kernels serve it and none is preferred
     │   ├── UnknownTargetError           a target that nobody registered
     │   ├── RegistrationError            a registration that cannot be taken
+    │   ├── CaptureError (RuntimeError)  a kernel is not ready while a CUDA graph is captured
     │   └── BuildError (RuntimeError)    a kernel could not be built
     BackendLoadWarning (RuntimeWarning)  an installed backend was skipped
     KernelFaultWarning (RuntimeWarning)  a kernel class misbehaved when it was asked about a call
@@ -91,6 +92,10 @@ class RegistrationError(BackendError):
 
 class BuildError(BackendError, RuntimeError):
     """An implementation was selected and could not be built. The cause is chained; the next call tries again."""
+
+
+class CaptureError(BackendError, RuntimeError):
+    """A call needs a kernel that nobody asked for before the capture of a CUDA graph began."""
 
 
 class BackendLoadWarning(RuntimeWarning):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tileops.cli.arguments import UsageError, call_on, kernel_interface, make_op, op_class
 from tileops.cli.files import UNNAMED, check_writable, first_line, read_tensors, write_tensors
-from tileops.cli.report import run_op, show_run, show_selection, showing_builds
+from tileops.cli.report import run_op, show_run, show_selection
 from tileops.errors import BackendError, InputError, SelectionError
 from tileops.ops.op_base import Op
 
@@ -106,7 +106,7 @@ def run(
         tensors = _tensors(made, files, device or _default_device())
         if out is not None:
             check_writable(out, 1)
-        with torch.no_grad(), showing_builds(console):
+        with torch.no_grad():
             made.check(*tensors)
             result = run_op(made, tensors)
         console.print(f"[bold]{made}[/]", highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, cast
 
 import torch
@@ -10,7 +9,7 @@ from rich.console import Console
 from skimage import data  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
-from tileops.cli.report import run_op, show_run, show_selection, showing_builds
+from tileops.cli.report import run_op, show_run, show_selection
 from tileops.errors import OpNotAvailableError
 from tileops.norm import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
 from tileops.ops.op_base import Op
@@ -64,9 +63,7 @@ def run_demo(console: Console) -> int:
         assert tensors[0] is not None
         console.print(f"\n[bold]{title}[/]: {op} on x of shape {tuple(tensors[0].shape)}", highlight=False)
         try:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(torch.no_grad())
-                stack.enter_context(showing_builds(console))
+            with torch.no_grad():
                 show_run(console, run_op(op, tensors))
         except OpNotAvailableError as error:
             console.print(str(error), style="red", markup=False, highlight=False)

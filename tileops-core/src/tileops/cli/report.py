@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,7 +14,6 @@ from rich.padding import Padding
 from rich.table import Table
 from torch import Tensor
 
-from tileops.ops.entries import watching_builds
 from tileops.ops.op_base import Op
 from tileops.verdict import Selection, Verdict
 
@@ -91,13 +89,6 @@ def _error(op: Op, selection: Selection, tensors: Sequence[Tensor | None], resul
         return None
     differences = ((one.double() - other).abs().max().item() for one, other in zip(results, expected) if one.numel())
     return max(differences, default=0.0)
-
-
-@contextlib.contextmanager
-def showing_builds(console: Console) -> Generator[None]:
-    """Show a progress line while a kernel is built."""
-    with watching_builds(lambda key: console.status(f"building the kernel {key} …")):
-        yield
 
 
 def show_run(console: Console, run: Run) -> None:

@@ -17,6 +17,12 @@ ALIGNMENT = 16
 """Bytes: kernels load and store vectors of up to 16 bytes."""
 
 
+FLOATING = frozenset(
+    dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and dtype.is_floating_point
+)
+"""The floating-point dtypes of this torch."""
+
+
 def shown_shape(shape: Sequence[int]) -> str:
     """A shape as messages show it."""
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
@@ -27,11 +33,35 @@ def shown_dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def fits(x: Tensor, shape: Sequence[int], beside: Sequence[Tensor | None]) -> bool:
+    """Whether x is floating point and `check_beside` would pass each tensor beside it.
+
+    The quick answer, on every call; where it is no, the checks below find out why.
+    """
+    try:
+        dtype, device = x.dtype, x.device
+        for value in beside:
+            if value is None:
+                continue
+            if value.shape != shape or value.device != device:
+                return False
+            if value.dtype is not dtype and value.dtype is not torch.float32:
+                return False
+    except AttributeError:  # something that is no tensor
+        return False
+    return dtype in FLOATING
+
+
 def check_tensor(name: str, value: object) -> None:
     """Refuse what is no strided tensor."""
     if not isinstance(value, Tensor):
         raise InputError(f"{name} is {type(value).__qualname__}; give a torch.Tensor")
-    if value.layout is not torch.strided:
+    check_strided(name, value)
+
+
+def check_strided(name: str, value: Tensor | None) -> None:
+    """Refuse a sparse tensor and the like."""
+    if value is not None and value.layout is not torch.strided:
         raise InputError(f"{name} has layout {value.layout}; give a strided tensor: {name}.to_dense()")
 
 
@@ -88,6 +118,12 @@ def check_written(name: str, value: Tensor | None, others: Sequence[tuple[str, T
             )
 
 
+def in_storages_of_their_own(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether no two tensors lie in one storage, hence none shares memory: the quick answer, on every call."""
+    given = [tensor.untyped_storage().data_ptr() for tensor in tensors if tensor is not None]
+    return len(set(given)) == len(given)
+
+
 def _share_memory(written: Tensor, other: Tensor) -> bool:
     """Whether a written vector and another tensor have a byte in common."""
     if written.device.type == "meta" or written.numel() == 0 or other.numel() == 0:
@@ -115,18 +151,29 @@ def _addresses(vector: Tensor) -> set[int]:
 
 def refuse_gradient(op: str, tensors: Sequence[Tensor | None]) -> None:
     """Refuse a call whose gradient is wanted, of an op that has no backward."""
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        raise InputError(
-            f"a gradient is wanted (an argument requires grad) and {op} has no backward; call it under "
-            "torch.no_grad(), or detach the arguments"
-        )
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                raise InputError(
+                    f"a gradient is wanted (an argument requires grad) and {op} has no backward; call it under "
+                    "torch.no_grad(), or detach the arguments"
+                )
 
 
 def contiguous(tensor: Tensor) -> Tensor:
-    """The tensor itself where it is contiguous and aligned, else a copy that is: what kernels are promised."""
+    """The tensor itself where it is contiguous and aligned, else a copy that is: what kernels are promised.
+
+    A view with the negative bit is copied too, and so made true: it is not contiguous or, of one element, begins
+    at the imaginary half of a complex number, which is not aligned.
+    """
     if tensor.is_contiguous():
-        return aligned(tensor)
+        return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
     return tensor.contiguous()
+
+
+def dense(tensor: Tensor | None) -> Tensor | None:
+    """`contiguous` of an optional tensor."""
+    return None if tensor is None else contiguous(tensor)
 
 
 def aligned(tensor: Tensor) -> Tensor:

@@ -13,17 +13,17 @@ import threading
 import traceback
 from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import Future
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from tileops.backend.registration import Implementation
 from tileops.call_spec import CallSpec
 from tileops.device import made_current
 from tileops.errors import BuildError
 from tileops.kernels.kernel_base import KernelInterface, kernels_of
+from tileops.ops.progress import showing_build
 from tileops.verdict import IN_TREE
 
 Key = tuple[type[KernelInterface[Any]], type[Any], Hashable]
-Watcher = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,6 @@ class Built:
 _built: dict[Key, Built] = {}
 _building: dict[Key, tuple[int, Future[Built]]] = {}
 _lock = threading.Lock()
-_watchers: Final[list[Watcher]] = []
 
 
 def _after_fork_in_child() -> None:
@@ -59,16 +58,6 @@ def built_entries() -> tuple[Built, ...]:
 def drop_entries() -> None:
     """Forget everything that was built."""
     _built.clear()
-
-
-@contextlib.contextmanager
-def watching_builds(watcher: Watcher) -> Generator[None]:
-    """Run each build of the block inside `watcher(key)`: how a terminal shows progress."""
-    _watchers.append(watcher)
-    try:
-        yield
-    finally:
-        _watchers.remove(watcher)
 
 
 def entry_of(op: str, interface: type[KernelInterface[Any]], implementation: Implementation, call: CallSpec) -> Any:
@@ -133,8 +122,7 @@ def _quiet_compiler() -> Generator[None]:
 
 def _run_factory(implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Any:
     with contextlib.ExitStack() as stack:
-        for watcher in _watchers:
-            stack.enter_context(watcher(implementation.full_key))
+        stack.enter_context(showing_build(implementation.full_key))
         stack.enter_context(_quiet_compiler())
         stack.enter_context(made_current(call.device))
         entry = factory()

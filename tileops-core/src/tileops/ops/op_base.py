@@ -14,19 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, cast, overload
 
+import torch
 from torch import Tensor
 from typing_extensions import Never
 
 from tileops.backend.loading import load
 from tileops.backend.precedence import beats, precedence
 from tileops.backend.registration import Implementation, registry, when_registry_changes
-from tileops.call_spec import CallSpec, plain_class, unkeyable_field
+from tileops.call_spec import CallSpec, as_code, plain_class, unkeyable_field
 from tileops.catalogue import add_op
-from tileops.device import Board, DeviceFacts
-from tileops.errors import DeclarationError, InputError, selection_error
+from tileops.device import Board, DeviceFacts, default_device_type, is_capturing
+from tileops.errors import CaptureError, DeclarationError, InputError, selection_error
 from tileops.kernels.kernel_base import Kernel, KernelInterface
 from tileops.ops.asking import verdict_of
-from tileops.ops.checks import refuse_gradient
+from tileops.ops.checks import check_strided, refuse_gradient
 from tileops.ops.entries import drop_entries, entry_of, note_who_ran
 from tileops.ops.implementations import check_kernel_types, implementations
 from tileops.ops.target_kernels import build_target_kernel, run_target_kernel, specs_of
@@ -134,8 +135,12 @@ class Op:
         try:
             return self.forward(*tensors)
         except Exception as error:
-            note_who_ran(error)
-            raise
+            failure = error
+        # Layouts are asked about here: a sparse tensor fails wherever memory is asked for, and others cost nothing.
+        for name, tensor in zip(self.argument_names, tensors):
+            check_strided(name, tensor)
+        note_who_ran(failure)
+        raise failure
 
     def kernel_for(self, interface: str, call: CallSpec) -> Callable[..., Any]:
         """The entry that serves `call` at the interface called `interface`.
@@ -177,6 +182,26 @@ class Op:
             return selection
         taken = f"target={self.target!r} takes the op over: none of these kernels is asked"
         return dataclasses.replace(selection, remarks=(taken, *selection.remarks))
+
+    def prepare(self, *args: Any) -> Selection:
+        """Select and build what a call needs, without running it: before a CUDA-graph capture, or at start-up.
+
+        Args:
+            args: The op's tensors, fake or meta ones too, or an interface's name and a call spec. A meta tensor
+                stands for one on the current accelerator, or on the CPU where there is none.
+
+        Returns:
+            The selection, which has a winner. Raises what the call would raise.
+        """
+        if self.target is not None and not isinstance(args[0], str):
+            self._target_kernel(self._in_order(args, {}))
+            return self.explain(*args)
+        interface, call = args if isinstance(args[0], str) else self._asked_for(args)
+        if call.device.type == "meta":
+            call = dataclasses.replace(call, device=torch.device(default_device_type()))
+        call = call.normalised()
+        self.kernel_for(interface, call)
+        return self.selection(interface, call)
 
     def key_for(self, interface: str, call: CallSpec) -> str:
         """The key of the implementation that serves `call`; raises where `kernel_for` would."""
@@ -234,6 +259,11 @@ class Op:
                 f"{call} states the facts of a device; kernel_for runs where the tensors are: give a plain spec, or "
                 "ask key_for or explain"
             )
+        if is_capturing(call.device):
+            raise CaptureError(
+                f"{cls.__name__}.{interface} needs a kernel that is not ready, while a CUDA graph is captured; before "
+                f"the capture, call the op once or write:\n  {self!r}.prepare({interface!r}, {as_code(call)})"
+            )
         load()
         entries = cls._entries  # of this generation: a registration from now on makes a new table
         plain = call.normalised()
@@ -261,6 +291,9 @@ class Op:
 
     def _run_target(self, tensors: tuple[Any, ...]) -> Any:
         """Run what the target's builder made for these specs and parameters."""
+        return run_target_kernel(self._target_kernel(tensors), tensors, _written_positions(type(self)))
+
+    def _target_kernel(self, tensors: tuple[Any, ...]) -> Callable[..., Any]:
         cls = type(self)
         specs = specs_of(tensors)
         key = (self.target, specs, tuple(self.params.items()))
@@ -270,7 +303,7 @@ class Op:
             entries = cls._entries
             kernel = build_target_kernel(cls.__name__, cast("str", self.target), specs, self.params)
             _remember(entries, key, kernel)
-        return run_target_kernel(kernel, tensors, _written_positions(cls))
+        return kernel
 
 
 def clear() -> None:

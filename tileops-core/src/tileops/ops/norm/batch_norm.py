@@ -29,12 +29,17 @@ from tileops.ops.checks import (
     check_number,
     check_written,
     contiguous,
+    dense,
+    fits,
+    in_storages_of_their_own,
     shown_shape,
 )
 from tileops.ops.norm.shape import dtype_of
 from tileops.ops.op_base import Op
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
+BESIDE = ("running_mean", "running_var", "weight", "bias")
+"""The arguments beside x, each with one value per channel."""
 
 
 class BatchNormFwdOp(Op):
@@ -100,9 +105,7 @@ class BatchNormFwdOp(Op):
         Numerics: statistics in float32 by a shifted or Welford scheme, eps inside the root.
         Source: arXiv:1502.03167; agrees with `torch.nn.functional.batch_norm`.
         """
-        x, channels_last = _in_memory_order(x)
-        weight = weight if weight is None else contiguous(weight)
-        bias = bias if bias is None else contiguous(bias)
+        channels_last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
         if self.training:
             return self._train(x, channels_last, running_mean, running_var, weight, bias)
         assert running_mean is not None
@@ -117,9 +120,11 @@ class BatchNormFwdOp(Op):
             weight_dtype=dtype_of(weight),
             bias_dtype=dtype_of(bias),
         )
+        kernel = self.kernel_for("batch_norm_fwd_infer", call)
         kept = statistics_dtype(x.dtype)
         mean, variance = contiguous(running_mean.to(kept)), contiguous(running_var.to(kept))
-        return self.kernel_for("batch_norm_fwd_infer", call)(x, mean, variance, weight, bias), None, None
+        x = aligned(x) if channels_last else contiguous(x)
+        return kernel(x, mean, variance, dense(weight), dense(bias)), None, None
 
     def _train(
         self,
@@ -144,6 +149,8 @@ class BatchNormFwdOp(Op):
             running=running_mean is not None,
         )
         kernel = self.kernel_for("batch_norm_fwd_train", call)
+        x = aligned(x) if channels_last else contiguous(x)
+        weight, bias = dense(weight), dense(bias)
         if running_mean is None or running_var is None:
             return kernel(x, None, None, weight, bias)
         # Kernels write contiguous statistics of one dtype; a view of another kind is updated through a copy.
@@ -169,15 +176,19 @@ class BatchNormFwdOp(Op):
         if x.dim() < 2:
             raise InputError(f"x has shape {shown_shape(x.shape)}; batch norm takes (N, C, *spatial), two axes or more")
         self._check_statistics(x, running_mean, running_var)
-        channels = (x.shape[1],)
-        named = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
-        for name, value in named.items():
-            check_beside(name, value, x, channels, of="one value per channel of x")
-        if self.training:
-            others = {"x": x, **named}
-            for name in ("running_mean", "running_var"):
-                del others[name]
-                check_written(name, named[name], list(others.items()))
+        beside = (running_mean, running_var, weight, bias)
+        if not fits(x, x.shape[1:2], beside):
+            for name, value in zip(BESIDE, beside):
+                check_beside(name, value, x, x.shape[1:2], of="one value per channel of x")
+        if self.training and running_mean is not None:
+            self._check_written(x, beside)
+
+    def _check_written(self, x: Tensor, beside: tuple[Tensor | None, ...]) -> None:
+        """Refuse running statistics whose memory is not theirs alone."""
+        others = [("x", x), *zip(BESIDE, beside)]
+        for name, written in zip(BESIDE, beside[:2]):
+            others.remove((name, written))
+            check_written(name, written, [] if in_storages_of_their_own((x, *beside)) else others)
 
     def _check_statistics(self, x: Tensor, running_mean: Tensor | None, running_var: Tensor | None) -> None:
         if (running_mean is None) != (running_var is None):
@@ -209,12 +220,3 @@ class BatchNormFwdOp(Op):
             return y, None, None
         statistics = [x.new_full((x.shape[1],), math.nan, dtype=statistics_dtype(x.dtype)) for _ in range(2)]
         return y, statistics[0], statistics[1]
-
-
-def _in_memory_order(x: Tensor) -> tuple[Tensor, bool]:
-    """x as it is, or a copy, dense in one of two memory orders; and whether channels are innermost in it."""
-    if x.is_contiguous():
-        return aligned(x), False
-    if x.movedim(1, -1).is_contiguous():
-        return aligned(x), True
-    return x.contiguous(), False

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tileops.kernels.layer_norm import HeldRowLayerNorm, LayerNorm, LayerNormCall, StreamedRowLayerNorm
-from tileops.ops.checks import check_beside, check_floating, check_number, contiguous
+from tileops.ops.checks import check_beside, check_floating, check_number, contiguous, dense, fits
 from tileops.ops.norm.shape import check_trailing, dtype_of, normalised
 from tileops.ops.op_base import Op
 
@@ -59,12 +59,14 @@ class LayerNormFwdOp(Op):
             weight_dtype=dtype_of(weight),
             bias_dtype=dtype_of(bias),
         )
-        weight = weight if weight is None else contiguous(weight)
-        bias = bias if bias is None else contiguous(bias)
-        return self.kernel_for("layer_norm", call)(contiguous(x), weight, bias)
+        kernel = self.kernel_for("layer_norm", call)
+        return kernel(contiguous(x), dense(weight), dense(bias))
 
     def check(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> None:
         """Refuse arguments that do not fit."""
+        shape = self.normalized_shape
+        if fits(x, shape, (weight, bias)) and x.shape[-len(shape) :] == shape:
+            return
         check_floating("x", x)
         check_trailing(x, self.normalized_shape)
         check_beside("weight", weight, x, self.normalized_shape, of="the normalized_shape")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tileops.kernels.rms_norm import HeldRowRMSNorm, RMSNorm, RMSNormCall, StreamedRowRMSNorm
-from tileops.ops.checks import check_beside, check_floating, check_number, contiguous
+from tileops.ops.checks import check_beside, check_floating, check_number, contiguous, dense, fits
 from tileops.ops.norm.shape import check_trailing, dtype_of, normalised
 from tileops.ops.op_base import Op
 
@@ -61,11 +61,14 @@ class RMSNormFwdOp(Op):
             eps=_default_eps(x.dtype) if self.eps is None else self.eps,
             weight_dtype=dtype_of(weight),
         )
-        weight = weight if weight is None else contiguous(weight)
-        return self.kernel_for("rms_norm", call)(contiguous(x), weight)
+        kernel = self.kernel_for("rms_norm", call)
+        return kernel(contiguous(x), dense(weight))
 
     def check(self, x: Tensor, weight: Tensor | None = None) -> None:
         """Refuse arguments that do not fit."""
+        shape = self.normalized_shape
+        if fits(x, shape, (weight,)) and x.shape[-len(shape) :] == shape:
+            return
         check_floating("x", x)
         check_trailing(x, self.normalized_shape)
         check_beside("weight", weight, x, self.normalized_shape, of="the normalized_shape")
