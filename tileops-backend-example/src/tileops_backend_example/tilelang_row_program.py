@@ -13,8 +13,6 @@ digits where the mean is large beside the spread. So the second pass, which sums
 also sums the deviations themselves: their mean is what the rounding left over, and it is taken off as well.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib
