@@ -42,6 +42,7 @@ else:  # pytest brings it along
 ROOT = Path(__file__).parent
 OPTIONS = doctest.ELLIPSIS
 FILE_NAME = re.compile(r"# (?P<path>[\w./-]+\.(?:py|toml))\n")
+TRAILING_SPACE = re.compile(r"[ \t]+$", re.MULTILINE)
 OUR_VERSIONS = re.compile(r"\b(tileops-(?:core|backend-example)) \d[\w.+]*")
 
 
@@ -50,7 +51,7 @@ class Checker(sybil_doctest.OutputChecker):
 
     def check_output(self, want: str, got: str, optionflags: int) -> bool:
         """Whether `got` is what the page shows."""
-        shown, came = (OUR_VERSIONS.sub(r"\1 X", text) for text in (want, got))
+        shown, came = (TRAILING_SPACE.sub("", OUR_VERSIONS.sub(r"\1 X", text)) for text in (want, got))
         return super().check_output(shown, came, optionflags)
 
 
