@@ -37,7 +37,6 @@ from tileops.kernels.kernel_base import kernels_of
 from tileops.kernels.layer_norm import LayerNormCall
 from tileops.norm import LayerNormFwdOp
 from tileops.ops import entries, op_base
-from tileops.ops.entries import watching_builds
 from tileops.ops.op_base import Op
 
 THREADS = 32
@@ -259,23 +258,6 @@ def test_clear_forgets_look_ups_and_entries(fake: Any) -> None:
     tileops.clear()
     assert op.kernel_for("fake", fake.call()) is not first
     assert fake.asked("built") == ["Fake", "Fake"]
-
-
-def test_a_watcher_surrounds_each_build_and_no_hit(fake: Any) -> None:
-    seen = list[str]()
-
-    @contextlib.contextmanager
-    def watcher(key: str) -> Any:
-        seen.append(key)
-        yield
-        seen.append("done")
-
-    op = fake.op({"a": fake.kernel()})()
-    with watching_builds(watcher):
-        op.kernel_for("fake", fake.call())
-        op.kernel_for("fake", fake.call())
-    op.kernel_for("fake", fake.call(2))
-    assert seen == ["a", "done"]
 
 
 # --------------------------------------------------------------------------------------------------- threads

@@ -120,15 +120,13 @@ def check_written(name: str, value: Tensor | None, others: Sequence[tuple[str, T
 
 def in_storages_of_their_own(tensors: Sequence[Tensor | None]) -> bool:
     """Whether no two tensors lie in one storage, hence none shares memory: the quick answer, on every call."""
-    given = [tensor.untyped_storage().data_ptr() for tensor in tensors if tensor is not None]
+    given = [_storage_of(tensor) for tensor in tensors if tensor is not None]
     return len(set(given)) == len(given)
 
 
 def _share_memory(written: Tensor, other: Tensor) -> bool:
     """Whether a written vector and another tensor have a byte in common."""
-    if written.device.type == "meta" or written.numel() == 0 or other.numel() == 0:
-        return False
-    if written.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+    if written.numel() == 0 or other.numel() == 0 or _storage_of(written) != _storage_of(other):
         return False
     first, past = _extent(written)
     other_first, other_past = _extent(other)
@@ -138,15 +136,22 @@ def _share_memory(written: Tensor, other: Tensor) -> bool:
     return written.dim() > 1 or other.dim() > 1 or not _addresses(written).isdisjoint(_addresses(other))
 
 
+def _storage_of(tensor: Tensor) -> int:
+    """Which storage a tensor lies in; fake and meta tensors, which have no memory, have storages too."""
+    return tensor.untyped_storage()._cdata
+
+
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """The first byte of a tensor, and the byte past its last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    """The first byte of a tensor in its storage, and the byte past its last."""
+    first = tensor.storage_offset()
+    last = first + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return first * tensor.element_size(), (last + 1) * tensor.element_size()
 
 
 def _addresses(vector: Tensor) -> set[int]:
     size, step = vector.element_size(), sum(vector.stride()) * vector.element_size()
-    return {vector.data_ptr() + i * step + byte for i in range(vector.numel()) for byte in range(size)}
+    first, _ = _extent(vector)
+    return {first + i * step + byte for i in range(vector.numel()) for byte in range(size)}
 
 
 def refuse_gradient(op: str, tensors: Sequence[Tensor | None]) -> None:
