@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from tileops import BatchNormFwdOp, LayerNormFwdOp, OpNotAvailableError, RMSNormFwdOp
+from tileops import BatchNormFwdOp, CaptureError, LayerNormFwdOp, OpNotAvailableError, RMSNormFwdOp
 from tileops.kernels.kernel_base import Kernel, KernelInterface, available, kernels_of
 from tileops.ops import entries
 from tileops.verdict import IN_TREE, Answer, Owner
@@ -306,6 +306,45 @@ def test_a_warm_op_is_captured_in_a_graph_and_replayed() -> None:
     torch.cuda.synchronize()
     assert torch.equal(y, op(x * 2))
     assert not torch.equal(y, expected) or torch.equal(op(x * 2), expected)
+
+
+def test_a_miss_during_a_capture_is_an_error_that_shows_the_line_which_prepares_it() -> None:
+    op, x = LayerNormFwdOp((776,)), drawn(8, 776, dtype=torch.bfloat16)
+    with pytest.raises(CaptureError, match="prepare"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        op(x)
+    torch.cuda.synchronize()
+    op.prepare(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = op(x)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, op(x))
+
+
+def test_one_entry_on_two_streams_at_once_gives_the_same_bits() -> None:
+    op = BatchNormFwdOp(training=True)
+    x = drawn(32, 64, 112, 112, dtype=torch.float16)  # an entry whose kernels need scratch or a cluster
+    expected = op(x)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(8):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                results.append(op(x))
+    torch.cuda.synchronize()
+    for result in results:
+        for one, other in zip(result, expected):
+            assert torch.equal(one, other)
+
+
+def test_a_hit_allocates_nothing_but_its_output() -> None:
+    op, x = LayerNormFwdOp((4096,)), drawn(64, 4096, dtype=torch.bfloat16)
+    op(x)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    op(x)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] - before == 1
 
 
 @pytest.mark.multi_gpu
