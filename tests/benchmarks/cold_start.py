@@ -22,7 +22,7 @@ IMPORT = Budget(
     "import",
     "Importing tileops, tileops.ops and tileops.backend where torch is imported, over importing torch",
     most=0.02,
-    noise=0.25,
+    noise=0.15,
 )
 NO_COMPILER = Budget("no compiler", "Compilers that those imports import", most=0, unit="modules")
 SCAN = Budget(

@@ -21,6 +21,7 @@ import bounded_tables  # noqa: E402
 import budgets  # noqa: E402
 import cold_start  # noqa: E402
 import hit_path  # noqa: E402
+import host_arms  # noqa: E402
 import host_time  # noqa: E402
 import host_worker  # noqa: E402
 import timing  # noqa: E402
@@ -222,6 +223,16 @@ def test_a_worker_says_that_a_peer_is_not_there() -> None:
         {"arm": "quack", "op": "layer_norm", "rows": 2, "n": 8, "calls": 1}
     )
     assert answer == {"error": "ModuleNotFoundError: No module named 'quack'"}
+
+
+def test_the_floor_allocates_and_launches_with_and_without_a_bias() -> None:
+    x, weight, bias = torch.randn(2, 8), torch.randn(8), torch.randn(8)
+
+    def launch(*tensors: torch.Tensor) -> None:
+        tensors[-1].copy_(sum(tensors[:-1]))
+
+    assert torch.equal(host_arms._launching(launch, x, weight, bias)(), x + weight + bias)
+    assert torch.equal(host_arms._launching(launch, x, weight)(), x + weight)
 
 
 def test_peers_are_asked_in_turns_and_one_that_dies_costs_the_others_nothing(asked: argparse.Namespace) -> None:
