@@ -2,6 +2,7 @@
 # make test   run the tests
 # make check  everything that CI runs
 # make fix    repair format and lint
+# make bench  measure the budgets: ratios of things timed in one run (minutes)
 # PYTHON=python3.12 make demo   with a Python of your choice
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
@@ -10,7 +11,7 @@ RUN := .venv/bin
 SOURCES := tileops-core tileops-backend-example tests tools conftest.py
 STAGES := format lint types imports wheels
 
-.PHONY: demo test gpu check fix environment $(STAGES)
+.PHONY: demo test gpu check fix bench environment $(STAGES)
 
 demo: environment
 	@$(RUN)/tileops demo
@@ -20,6 +21,9 @@ test: environment
 
 gpu: environment
 	@$(RUN)/python -m pytest -q -m gpu
+
+bench: environment
+	@$(RUN)/python tests/benchmarks/budgets.py
 
 check: test $(STAGES)
 

@@ -1,0 +1,77 @@
+"""What a budget reports: a sentence, the measured ratio or count, the budget, the noise, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from timing import Ratio, shown_time
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What is promised.
+
+    Args:
+        name: A short name.
+        sentence: What is measured, and against what.
+        most: The largest value that meets it.
+        noise: How far the value moves between runs on a machine that others use too, as a share of it: only what
+            lies beyond is a regression.
+        unit: "×" of a ratio, else what is counted.
+    """
+
+    name: str
+    sentence: str
+    most: float
+    noise: float = 0.0
+    unit: str = "×"
+
+    def measured(self, value: float, *, spread: float = 0.0, detail: str = "") -> Record:
+        """A record of one value."""
+        return Record(self, value, spread, detail)
+
+    def of_ratio(self, ratio: Ratio) -> Record:
+        """A record of a ratio of two times."""
+        detail = ", ".join(f"{name} {shown_time(seconds)}" for name, seconds in ratio.seconds.items())
+        return Record(self, ratio.value, ratio.spread, detail)
+
+    def skipped(self, reason: str) -> Record:
+        """A record of what could not be measured here."""
+        return Record(self, None, 0.0, reason)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was measured for one budget.
+
+    Args:
+        budget: The budget.
+        value: The ratio or count; None where it could not be measured.
+        spread: How far the value moved within this run, as a share of it.
+        detail: The times or counts behind it, or why there are none.
+    """
+
+    budget: Budget
+    value: float | None
+    spread: float
+    detail: str
+
+    @property
+    def state(self) -> str:
+        """`met`, `noise` (above the budget by no more than its noise), `missed`, or `skipped`."""
+        if self.value is None:
+            return "skipped"
+        if self.value <= self.budget.most:
+            return "met"
+        return "noise" if self.value <= self.budget.most * (1 + self.budget.noise) else "missed"
+
+    def as_json(self) -> dict[str, object]:
+        """The record as JSON holds it."""
+        measured = {"value": self.value, "spread": self.spread, "state": self.state, "detail": self.detail}
+        return {**dataclasses.asdict(self.budget), **measured}
+
+
+Measure = Callable[[], list[Record]]
+"""Measures one budget, or several that one run gives."""
