@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, cast
-
-import importlib_metadata
-from packaging.utils import canonicalize_name
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from tileops.backend.registration import LOCAL, Unit
 from tileops.backend.status import BackendRecord, State
 from tileops.errors import RegistrationError
 from tileops.verdict import IN_TREE, Owner
+
+if TYPE_CHECKING:
+    import importlib_metadata
 
 GROUP: Final = "tileops.backends"
 POLICY_VARIABLE: Final = "TILEOPS_BACKENDS"
@@ -52,7 +52,7 @@ class Installed:
     def aliases(self) -> frozenset[str]:
         """The names that a policy may call it by."""
         names = (self.name, self.distribution, *(point.name for point in self.entry_points))
-        return frozenset(canonicalize_name(name) for name in names)
+        return frozenset(normalised_name(name) for name in names)
 
     def record(self, state: State, unit: Unit | None = None, **details: Any) -> BackendRecord:
         """A record of it in `state`."""
@@ -71,12 +71,21 @@ class Installed:
         )
 
 
+def normalised_name(name: str) -> str:
+    """A distribution's name as pip compares it: `Tileops_Backend.Acme` is `tileops-backend-acme`."""
+    from packaging.utils import canonicalize_name
+
+    return str(canonicalize_name(name))
+
+
 def installed_backends() -> tuple[Installed, ...]:
     """Every installed backend, in order of name. Reads metadata only; imports nothing.
 
     Each distribution is read in a guard of its own, so that one malformed file anywhere hides nobody else. Of
     two copies of one distribution, the first on the path counts.
     """
+    import importlib_metadata
+
     found: dict[str, Installed] = {}
     for distribution in cast("Any", importlib_metadata).distributions():
         backend = _read_distribution(distribution)
@@ -105,7 +114,7 @@ def _read_distribution(distribution: Any) -> Installed | None:
         text = distribution.read_text("entry_points.txt") or ""
         if GROUP not in text:
             return None
-        name = str(canonicalize_name(distribution.metadata["Name"]))
+        name = normalised_name(distribution.metadata["Name"])
         version, path = distribution.version, str(getattr(distribution, "_path", ""))
     except Exception:
         return None
@@ -137,8 +146,8 @@ class Policy:
         if text is None:
             return cls()
         names = [name.strip() for name in text.split(",") if name.strip()]
-        excluded = frozenset(canonicalize_name(name[1:].strip()) for name in names if name.startswith("-"))
-        only = frozenset(canonicalize_name(name) for name in names if not name.startswith("-"))
+        excluded = frozenset(normalised_name(name[1:].strip()) for name in names if name.startswith("-"))
+        only = frozenset(normalised_name(name) for name in names if not name.startswith("-"))
         if excluded and only:
             raise RegistrationError(
                 f"{POLICY_VARIABLE}={text!r} mixes names to load with names to leave out; write either "

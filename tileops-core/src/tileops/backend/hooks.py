@@ -7,35 +7,39 @@ from tileops but `hookimpl`. pluggy refuses an unknown hook and a misspelt argum
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
-
-import pluggy
+from typing import Any, Final, TypeVar
 
 PROJECT: Final = "tileops"
 """The name that pluggy puts before the attributes of its markers."""
 
-hookspec: Final = pluggy.HookspecMarker(PROJECT)
-hookimpl: Final = pluggy.HookimplMarker(PROJECT)
-"""Marks a function of a backend as the implementation of the hook that it is named after."""
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 RegisterKernelType = Callable[[str, str, type[Any]], None]
 RegisterKernelBuilder = Callable[[str, str, Callable[..., Any]], None]
 RegisterDeviceFacts = Callable[[str, Callable[[Any], Any]], None]
 
 
-@hookspec
+def hookimpl(function: Hook) -> Hook:
+    """Mark a function of a backend as the implementation of the hook that it is named after."""
+    import pluggy
+
+    return pluggy.HookimplMarker(PROJECT)(function)
+
+
 def tileops_register_kernels(register_kernel_type: RegisterKernelType) -> None:
     """Register kernels: call `register_kernel_type(op, key, cls)` for each."""
     del register_kernel_type
 
 
-@hookspec
 def tileops_register_targets(register_kernel_builder: RegisterKernelBuilder) -> None:
     """Register targets: call `register_kernel_builder(op, target, build_kernel)` for each op taken over."""
     del register_kernel_builder
 
 
-@hookspec
 def tileops_register_devices(register_device_facts: RegisterDeviceFacts) -> None:
     """Register readers of device facts: call `register_device_facts(device_type, read)` for each type."""
     del register_device_facts
+
+
+SPECIFICATIONS: Final = (tileops_register_kernels, tileops_register_targets, tileops_register_devices)
+"""The hooks. pluggy is imported where backends are loaded, not here: importing tileops stays cheap."""

@@ -18,10 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
-
-import importlib_metadata
-import pluggy
+from typing import TYPE_CHECKING, Any
 
 from tileops.backend import hooks
 from tileops.backend.discovery import POLICY_VARIABLE, Installed, Policy, installed_backends, shared_parts
@@ -41,6 +38,10 @@ from tileops.device import FactsReader, warn_user
 from tileops.errors import BackendLoadWarning, RegistrationError
 from tileops.kernels.kernel_base import Kernel, KernelInterface
 from tileops.verdict import IN_TREE, Owner
+
+if TYPE_CHECKING:
+    import importlib_metadata
+    import pluggy
 
 
 class _Loading:
@@ -186,7 +187,11 @@ def _hooks_of(value: object) -> list[str]:
 
 def _run_hooks(backend: Installed, plugin: object) -> None:
     """Call the hooks of one plugin, in a plugin manager of its own: nobody else's mistakes reach it."""
+    import pluggy
+
     manager = pluggy.PluginManager(hooks.PROJECT)
+    for specification in hooks.SPECIFICATIONS:
+        pluggy.HookspecMarker(hooks.PROJECT)(specification)
     manager.add_hookspecs(hooks)
     manager.register(plugin, backend.name)
     _refuse_unknown_hooks(manager, plugin)
@@ -198,10 +203,12 @@ def _run_hooks(backend: Installed, plugin: object) -> None:
 
 def _refuse_unknown_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
     """Say which hooks there are, where pluggy says only which one is unknown."""
+    import pluggy
+
     try:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
-        known = tuple(name for name in dir(hooks) if name.startswith(f"{hooks.PROJECT}_register_"))
+        known = tuple(sorted(specification.__name__ for specification in hooks.SPECIFICATIONS))
         unknown = [name for name in _hooks_of(plugin) if name not in known]
         name = unknown[0] if unknown else str(error)
         raise RegistrationError(f"no hook is called {name!r}; known: {', '.join(known)}{meant(name, known)}") from error

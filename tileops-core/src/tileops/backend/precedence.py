@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,11 @@ Precedence = Mapping[Implementation, frozenset[Implementation]]
 
 def precedence(implementations: Sequence[Implementation]) -> Precedence:
     """For each implementation the ones that its `preferred_over` reaches, through any number of steps."""
+    return _precedence(tuple(implementations))
+
+
+@functools.lru_cache(maxsize=256)
+def _precedence(implementations: tuple[Implementation, ...]) -> Precedence:
     direct = {one: named_by(one, implementations) for one in implementations}
     return {one: frozenset(_reached(one, direct)) for one in implementations}
 

@@ -143,7 +143,7 @@ def _storage_of(tensor: Tensor) -> int:
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
     """The first byte of a tensor in its storage, and the byte past its last."""
-    first = tensor.storage_offset()
+    first = int(tensor.storage_offset())
     last = first + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     return first * tensor.element_size(), (last + 1) * tensor.element_size()
 

@@ -242,6 +242,12 @@ class Op:
 
     def _in_order(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments in the order of `forward`, absent ones as their defaults."""
+        defaults = _argument_defaults(type(self))
+        given = dict(zip(defaults, tensors))
+        if len(tensors) <= len(defaults) and named.keys() <= defaults.keys() - given.keys():
+            arguments = tuple({**defaults, **given, **named}.values())
+            if not any(argument is inspect.Parameter.empty for argument in arguments):
+                return arguments
         try:
             bound = _forward_signature(type(self)).bind(*tensors, **named)
         except TypeError as mismatch:
@@ -375,6 +381,12 @@ def _parameter_names(cls: type[Op]) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=1024)
 def _forward_signature(cls: type[Op]) -> inspect.Signature:
     return inspect.Signature(list(inspect.signature(cls.forward).parameters.values())[1:])
+
+
+@functools.lru_cache(maxsize=1024)
+def _argument_defaults(cls: type[Op]) -> dict[str, Any]:
+    """The arguments of `forward` with their defaults; `inspect.Parameter.empty` for those without."""
+    return {name: parameter.default for name, parameter in _forward_signature(cls).parameters.items()}
 
 
 @functools.lru_cache(maxsize=1024)
