@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tileops import CallSpec, DeviceFacts, KernelInterface, SizeClass
 from tileops.call_spec import size_class
+from tileops.record import key_of
 
 if TYPE_CHECKING:
     from decimal import Decimal  # as an author's linter asks for: annotations need no import at run time
@@ -46,6 +47,14 @@ class LintedCall(CallSpec):
     rows: Annotated[int, SizeClass(cap=64)] = 1
 
 
+class Rows(KernelInterface[RowCall]):
+    request = RowCall
+
+
+class Others(KernelInterface[OtherCall]):
+    request = OtherCall
+
+
 CALL = RowCall(CPU, 64, torch.float16)
 
 
@@ -73,6 +82,19 @@ def test_a_specs_class_device_and_fields_decide_equality() -> None:
     ):
         assert other != CALL
         assert {CALL: 1}.get(other) is None
+
+
+def test_a_spec_of_an_interface_carries_its_key_from_its_construction_on() -> None:
+    assert CALL._table_key == (RowCall, CPU, 64, torch.float16, 1e-5, 1)
+    assert RowCall(device=CPU, n=64, dtype=torch.float16)._table_key == CALL._table_key
+    assert OtherCall(CPU, 64, torch.float16)._table_key != CALL._table_key
+
+
+def test_a_spec_with_stated_facts_never_has_the_key_of_a_plain_one() -> None:
+    plain = RowCall(torch.device("cuda", 0), 64, torch.float16)
+    stated = plain.on("h200")
+    for twin in (stated, copy.copy(stated), dataclasses.replace(stated), pickle.loads(pickle.dumps(stated))):
+        assert key_of(twin) == key_of(stated) != key_of(plain)
 
 
 def test_a_spec_on_a_device_without_facts_reads_none() -> None:

@@ -13,6 +13,7 @@ import torch
 from typing_extensions import Self
 
 from tileops.device import Board, DeviceFacts, device_facts, known_board, with_index
+from tileops.record import Record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ def size_class(size: int, cap: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class CallSpec:
+class CallSpec(Record):
     """The immutable facts of one call that affect which kernel serves it or how that kernel is built.
 
     An author writes a frozen dataclass with annotated fields:

@@ -18,6 +18,7 @@ from torch import Tensor
 from tileops.call_spec import CallSpec
 from tileops.device import ArchRange
 from tileops.errors import DeclarationError
+from tileops.record import quicken
 from tileops.verdict import IN_TREE, Answer, Owner
 
 Call = TypeVar("Call", bound=CallSpec)
@@ -126,6 +127,13 @@ class KernelInterface(Kernel[Call]):
 
     writes: ClassVar[frozenset[str]] = frozenset()
     """The arguments of `forward` that a kernel may write."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Make the interface's call specs cheap to build: their class is decorated by now."""
+        super().__init_subclass__(**kwargs)
+        request = cls.__dict__.get("request")
+        if isinstance(request, type):
+            quicken(request)
 
     @classmethod
     def reference(cls, call: Call, *tensors: Tensor | None) -> Any:
