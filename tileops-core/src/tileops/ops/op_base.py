@@ -31,6 +31,7 @@ from tileops.ops.checks import check_strided, refuse_gradient
 from tileops.ops.entries import drop_entries, entry_of, note_who_ran
 from tileops.ops.implementations import check_kernel_types, implementations
 from tileops.ops.target_kernels import build_target_kernel, run_target_kernel, specs_of
+from tileops.record import key_of
 from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
 
 
@@ -154,8 +155,8 @@ class Op:
             DeclarationError: The spec is of another type than the interface's, or cannot key a table.
         """
         try:
-            return self._entries[interface, call]
-        except KeyError:
+            return self._entries[interface, call._table_key]
+        except (KeyError, AttributeError):
             pass  # resolved below, where an error has no context that its reader could not use
         except TypeError:
             _refuse_unkeyable(call)  # the spec holds something that has no hash
@@ -280,7 +281,7 @@ class Op:
         winner = next(one for one in candidates if one.full_key == selection.key)
         entry = entry_of(cls.__name__, cls.interfaces[interface], winner, plain)
         # A device without an index means the current one, which changes: only the spec that names it is kept.
-        _remember(entries, (interface, call if call.device == plain.device else plain), entry)
+        _remember(entries, (interface, key_of(call if call.device == plain.device else plain)), entry)
         return entry
 
     def _asked_for(self, tensors: Sequence[Any]) -> tuple[str, CallSpec]:

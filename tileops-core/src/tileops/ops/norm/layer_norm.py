@@ -51,14 +51,8 @@ class LayerNormFwdOp(Op):
         Numerics: mean and population variance in float32, eps inside the root.
         Source: arXiv:1607.06450; agrees with `torch.nn.functional.layer_norm`.
         """
-        call = LayerNormCall(
-            device=x.device,
-            n=math.prod(self.normalized_shape),
-            dtype=x.dtype,
-            eps=self.eps,
-            weight_dtype=dtype_of(weight),
-            bias_dtype=dtype_of(bias),
-        )
+        n = math.prod(self.normalized_shape)
+        call = LayerNormCall(x.device, n, x.dtype, self.eps, dtype_of(weight), dtype_of(bias))
         kernel = self.kernel_for("layer_norm", call)
         return kernel(contiguous(x), dense(weight), dense(bias))
 

@@ -54,13 +54,9 @@ class RMSNormFwdOp(Op):
         Numerics: the mean square in float32, eps inside the root.
         Source: arXiv:1910.07467; agrees with `torch.nn.functional.rms_norm`.
         """
-        call = RMSNormCall(
-            device=x.device,
-            n=math.prod(self.normalized_shape),
-            dtype=x.dtype,
-            eps=_default_eps(x.dtype) if self.eps is None else self.eps,
-            weight_dtype=dtype_of(weight),
-        )
+        n = math.prod(self.normalized_shape)
+        eps = _default_eps(x.dtype) if self.eps is None else self.eps
+        call = RMSNormCall(x.device, n, x.dtype, eps, dtype_of(weight))
         kernel = self.kernel_for("rms_norm", call)
         return kernel(contiguous(x), dense(weight))
 
