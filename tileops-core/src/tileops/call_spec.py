@@ -7,13 +7,15 @@ import enum
 import functools
 import math
 import typing
-from typing import Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
-from typing_extensions import Self
 
 from tileops.device import Board, DeviceFacts, device_facts, known_board, with_index
 from tileops.record import Record
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,6 @@ the catalogue says what is known and which names are near.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import Any, Final
 
@@ -40,6 +39,8 @@ def find_op(name: str) -> type[Any] | None:
 
 def nearest(name: str, known: tuple[str, ...]) -> str | None:
     """The known name that `name` was probably meant to be, or None."""
+    import difflib
+
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 

@@ -11,16 +11,11 @@ below, or implements the hooks that `hookimpl` marks. Users install it and chang
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from tileops.backend.discovery import POLICY_VARIABLE
 from tileops.backend.hooks import RegisterDeviceFacts, RegisterKernelBuilder, RegisterKernelType, hookimpl
-from tileops.backend.loading import Recorder, load, owner_of_caller
-from tileops.backend.registration import LOCAL, commit, registry
-from tileops.backend.status import BackendRecord, State
-from tileops.backend.targets import TensorSpec, registered_targets
-from tileops.catalogue import find_op, op_names
 from tileops.device import DeviceFacts, at_least
 from tileops.errors import (
     AmbiguousDispatchError,
@@ -35,6 +30,22 @@ from tileops.errors import (
 )
 from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
 from tileops.verdict import IN_TREE
+
+if TYPE_CHECKING:
+    from tileops.backend.discovery import POLICY_VARIABLE
+    from tileops.backend.loading import Recorder, load
+    from tileops.backend.records import BackendRecord, State
+    from tileops.backend.targets import TensorSpec, registered_targets
+
+_ON_FIRST_USE: Final = {
+    "POLICY_VARIABLE": "discovery",
+    "BackendRecord": "records",
+    "State": "records",
+    "TensorSpec": "targets",
+    "load": "loading",
+    "registered_targets": "targets",
+}
+"""Where the names are that need the tables of backends: importing this package does not need those."""
 
 __all__ = [
     "IN_TREE",
@@ -71,6 +82,16 @@ __all__ = [
 ]
 
 
+def __getattr__(name: str) -> object:
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module 'tileops.backend' has no attribute {name!r}; it has: {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"tileops.backend.{_ON_FIRST_USE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def register_kernel_type(op: str, key: str, cls: type[Kernel[Any]]) -> None:
     """Add an implementation to an op. It takes effect at the next call of every instance of the op.
 
@@ -85,8 +106,7 @@ def register_kernel_type(op: str, key: str, cls: type[Kernel[Any]]) -> None:
         DeclarationError: The class fits no interface of the op, or declares what cannot hold.
         RegistrationError: The key is taken by another class. The same class again is no error.
     """
-    owner = owner_of_caller(2)
-    Recorder(lambda: owner).register_kernel_type(op, key, cls)
+    _recorder_of_caller().register_kernel_type(op, key, cls)
 
 
 def unregister_kernel_type(op: str, key: str) -> None:
@@ -95,6 +115,8 @@ def unregister_kernel_type(op: str, key: str) -> None:
     Raises:
         RegistrationError: Nothing of the program is registered there; it lists what is.
     """
+    from tileops.backend.registration import LOCAL, commit, registry
+
     bare = key.removeprefix(f"{LOCAL.name}:")
     unit = registry().units.get(LOCAL.name)
     kernels = () if unit is None else unit.kernels
@@ -118,8 +140,7 @@ def register_kernel_builder(op: str, target: str, build_kernel: Callable[..., An
     Raises:
         RegistrationError: Somebody else has a builder for that op and target, or it is not callable.
     """
-    owner = owner_of_caller(2)
-    Recorder(lambda: owner).register_kernel_builder(op, target, build_kernel)
+    _recorder_of_caller().register_kernel_builder(op, target, build_kernel)
 
 
 def register_device_facts(device_type: str, read: Callable[[Any], DeviceFacts]) -> None:
@@ -129,8 +150,7 @@ def register_device_facts(device_type: str, read: Callable[[Any], DeviceFacts]) 
         device_type: The `torch.device` type, such as "npu". "cuda" and "cpu" are read by tileops.
         read: Called `read(device)`, once for each device; returns `DeviceFacts`.
     """
-    owner = owner_of_caller(2)
-    Recorder(lambda: owner).register_device_facts(device_type, read)
+    _recorder_of_caller().register_device_facts(device_type, read)
 
 
 def note(reason: str) -> None:
@@ -138,16 +158,21 @@ def note(reason: str) -> None:
 
     For what a backend leaves out on this machine, and why: "no C++ compiler; torch kernels only".
     """
-    owner = owner_of_caller(2)
-    Recorder(lambda: owner).note(reason)
+    _recorder_of_caller().note(reason)
 
 
 def status() -> tuple[BackendRecord, ...]:
     """What became of each installed backend, and what the program registered itself, in order of name."""
+    from tileops.backend.loading import load
+    from tileops.backend.registration import registry
+
     load()
     return registry().records
 
 
-def known_ops() -> tuple[str, ...]:
-    """The names of the ops of this release, sorted."""
-    return tuple(name for name in op_names() if find_op(name) is not None)
+def _recorder_of_caller() -> Recorder:
+    """What registers for whoever called the function that calls this one."""
+    from tileops.backend.loading import Recorder, owner_of_caller
+
+    owner = owner_of_caller(3)
+    return Recorder(lambda: owner)

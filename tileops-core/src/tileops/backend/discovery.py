@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from tileops.backend.records import BackendRecord, State
 from tileops.backend.registration import LOCAL, Unit
-from tileops.backend.status import BackendRecord, State
 from tileops.errors import RegistrationError
 from tileops.verdict import IN_TREE, Owner
 

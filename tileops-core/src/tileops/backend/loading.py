@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tileops.backend import hooks
 from tileops.backend.discovery import POLICY_VARIABLE, Installed, Policy, installed_backends, shared_parts
 from tileops.backend.precedence import check_precedence
+from tileops.backend.records import BackendRecord, State
 from tileops.backend.registration import (
     LOCAL,
     Implementation,
@@ -32,7 +33,6 @@ from tileops.backend.registration import (
     registry,
     update_registry,
 )
-from tileops.backend.status import BackendRecord, State
 from tileops.catalogue import find_op, meant
 from tileops.device import FactsReader, warn_user
 from tileops.errors import BackendLoadWarning, RegistrationError

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from tileops.backend.status import BackendRecord
+from tileops.backend.records import BackendRecord
 from tileops.catalogue import find_op, meant, op_names
 from tileops.device import FactsReader, set_facts_readers
 from tileops.errors import RegistrationError

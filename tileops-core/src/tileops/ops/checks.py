@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -154,15 +155,12 @@ def _addresses(vector: Tensor) -> set[int]:
     return {first + i * step + byte for i in range(vector.numel()) for byte in range(size)}
 
 
-def refuse_gradient(op: str, tensors: Sequence[Tensor | None]) -> None:
-    """Refuse a call whose gradient is wanted, of an op that has no backward."""
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                raise InputError(
-                    f"a gradient is wanted (an argument requires grad) and {op} has no backward; call it under "
-                    "torch.no_grad(), or detach the arguments"
-                )
+def gradient_error(op: str) -> InputError:
+    """The refusal of a call whose gradient is wanted, of an op that has no backward."""
+    return InputError(
+        f"a gradient is wanted (an argument requires grad) and {op} has no backward; call it under torch.no_grad(), "
+        "or detach the arguments"
+    )
 
 
 def contiguous(tensor: Tensor) -> Tensor:
@@ -179,6 +177,14 @@ def contiguous(tensor: Tensor) -> Tensor:
 def dense(tensor: Tensor | None) -> Tensor | None:
     """`contiguous` of an optional tensor."""
     return None if tensor is None else contiguous(tensor)
+
+
+def laid_out(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """`contiguous` of every tensor given; the arguments as they are where nothing has to be copied."""
+    for tensor in tensors:
+        if tensor is not None and not (tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0):
+            return tuple(map(dense, tensors))
+    return tensors
 
 
 def aligned(tensor: Tensor) -> Tensor:

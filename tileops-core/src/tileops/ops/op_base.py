@@ -12,11 +12,10 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast, overload
 
 import torch
-from torch import Tensor
-from typing_extensions import Never
+from torch import Tensor, is_grad_enabled
 
 from tileops.backend.loading import load
 from tileops.backend.precedence import beats, precedence
@@ -27,12 +26,15 @@ from tileops.device import Board, DeviceFacts, default_device_type, is_capturing
 from tileops.errors import CaptureError, DeclarationError, InputError, selection_error
 from tileops.kernels.kernel_base import Kernel, KernelInterface
 from tileops.ops.asking import verdict_of
-from tileops.ops.checks import check_strided, refuse_gradient
+from tileops.ops.checks import check_strided, gradient_error
 from tileops.ops.entries import drop_entries, entry_of, note_who_ran
 from tileops.ops.implementations import check_kernel_types, implementations
 from tileops.ops.target_kernels import build_target_kernel, run_target_kernel, specs_of
 from tileops.record import key_of
 from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 
 def select(op: str, interface: str, implementations: Sequence[Implementation], call: CallSpec) -> Selection:
@@ -128,7 +130,10 @@ class Op:
         if named or not tensors:
             tensors = self._in_order(tensors, named)
         self.check(*tensors)
-        refuse_gradient(type(self).__name__, tensors)
+        if is_grad_enabled():
+            for tensor in tensors:
+                if tensor is not None and tensor.requires_grad:
+                    raise gradient_error(type(self).__name__)
         if tensors[0].numel() == 0:
             return self.empty_results(*tensors)
         if self.target is not None:

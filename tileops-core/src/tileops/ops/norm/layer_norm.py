@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tileops.kernels.layer_norm import HeldRowLayerNorm, LayerNorm, LayerNormCall, StreamedRowLayerNorm
-from tileops.ops.checks import check_beside, check_floating, check_number, contiguous, dense, fits
-from tileops.ops.norm.shape import check_trailing, dtype_of, normalised
+from tileops.ops.checks import check_beside, check_floating, check_number, fits, laid_out
+from tileops.ops.norm.shape import check_trailing, normalised
 from tileops.ops.op_base import Op
 
 
@@ -52,9 +52,10 @@ class LayerNormFwdOp(Op):
         Source: arXiv:1607.06450; agrees with `torch.nn.functional.layer_norm`.
         """
         n = math.prod(self.normalized_shape)
-        call = LayerNormCall(x.device, n, x.dtype, self.eps, dtype_of(weight), dtype_of(bias))
-        kernel = self.kernel_for("layer_norm", call)
-        return kernel(contiguous(x), dense(weight), dense(bias))
+        weight_dtype = None if weight is None else weight.dtype
+        bias_dtype = None if bias is None else bias.dtype
+        call = LayerNormCall(x.device, n, x.dtype, self.eps, weight_dtype, bias_dtype)
+        return self.kernel_for("layer_norm", call)(*laid_out(x, weight, bias))
 
     def check(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> None:
         """Refuse arguments that do not fit."""

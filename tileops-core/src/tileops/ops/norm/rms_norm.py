@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tileops.kernels.rms_norm import HeldRowRMSNorm, RMSNorm, RMSNormCall, StreamedRowRMSNorm
-from tileops.ops.checks import check_beside, check_floating, check_number, contiguous, dense, fits
-from tileops.ops.norm.shape import check_trailing, dtype_of, normalised
+from tileops.ops.checks import check_beside, check_floating, check_number, fits, laid_out
+from tileops.ops.norm.shape import check_trailing, normalised
 from tileops.ops.op_base import Op
 
 
@@ -56,9 +56,8 @@ class RMSNormFwdOp(Op):
         """
         n = math.prod(self.normalized_shape)
         eps = _default_eps(x.dtype) if self.eps is None else self.eps
-        call = RMSNormCall(x.device, n, x.dtype, eps, dtype_of(weight))
-        kernel = self.kernel_for("rms_norm", call)
-        return kernel(contiguous(x), dense(weight))
+        call = RMSNormCall(x.device, n, x.dtype, eps, None if weight is None else weight.dtype)
+        return self.kernel_for("rms_norm", call)(*laid_out(x, weight))
 
     def check(self, x: Tensor, weight: Tensor | None = None) -> None:
         """Refuse arguments that do not fit."""
