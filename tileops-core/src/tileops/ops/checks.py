@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tileops.errors import InputError
+from tileops.torch_boundary import gradient_refusal
 
 ALIGNMENT = 16
 """Bytes: kernels load and store vectors of up to 16 bytes."""
@@ -116,10 +117,7 @@ def _addresses(vector: Tensor) -> set[int]:
 def refuse_gradient(op: str, tensors: Sequence[Tensor | None]) -> None:
     """Refuse a call whose gradient is wanted, of an op that has no backward."""
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        raise InputError(
-            f"a gradient is wanted (an argument requires grad) and {op} has no backward; call it under "
-            "torch.no_grad(), or detach the arguments"
-        )
+        raise gradient_refusal(op)
 
 
 def contiguous(tensor: Tensor) -> Tensor:
@@ -130,5 +128,9 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The tensor itself where its memory begins at a multiple of 16 bytes, else a copy in the same order."""
+    """The tensor itself where its memory begins at a multiple of 16 bytes, else a copy in the same order.
+
+    A negative-bit view, `z.conj().imag`, never passes as it is, and a copy has its signs: it is not contiguous, or
+    is one imaginary part alone, which begins at an odd multiple of its size.
+    """
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, cast, overload
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from typing_extensions import Never
 
 from tileops.backend.loading import load
@@ -30,6 +31,7 @@ from tileops.ops.checks import refuse_gradient
 from tileops.ops.entries import drop_entries, entry_of, note_who_ran
 from tileops.ops.implementations import check_kernel_types, implementations
 from tileops.ops.target_kernels import build_target_kernel, run_target_kernel, specs_of
+from tileops.torch_boundary import TorchOp, call_through, declare, needs_dispatcher, refuse_nested, written_positions
 from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
 
 
@@ -90,6 +92,9 @@ class Op:
     results: ClassVar[tuple[str, ...]] = ("output",)
     """The names of what `forward` returns, for reports and files."""
 
+    torch_ops: ClassVar[Mapping[str, TorchOp]] = MappingProxyType({"": TorchOp()})
+    """The torch ops, by the suffix of their names; one, unless calls differ in what they write or return."""
+
     _entries: ClassVar[dict[Any, Any]] = {}
 
     def __init__(self, *, target: str | None = None) -> None:
@@ -104,6 +109,7 @@ class Op:
         cls._entries = {}
         _op_classes.append(cls)
         add_op(cls)
+        declare(cls)
 
     # ------------------------------------------------------------------------------------- what authors write
 
@@ -116,7 +122,7 @@ class Op:
         raise NotImplementedError(f"{type(self).__qualname__} has no check")
 
     def empty_results(self, *args: Any, **kwargs: Any) -> Any:
-        """What the op returns where x has no elements. Same signature as `forward`."""
+        """The results without data: for an x without elements, and for tracers. Same signature as `forward`."""
         raise NotImplementedError(f"{type(self).__qualname__} has no empty_results")
 
     # ------------------------------------------------------------------------------------------------ calling
@@ -125,7 +131,17 @@ class Op:
         """Check the arguments, find the kernel, run it. `forward` documents arguments and results."""
         if named or not tensors:
             tensors = self._in_order(tensors, named)
-        self.check(*tensors)
+        if needs_dispatcher(tensors):
+            return call_through(self, tensors)
+        return self._run(*tensors)
+
+    def _run(self, *tensors: Any) -> Any:
+        """The call itself, past the question whether torch must see it."""
+        try:
+            self.check(*tensors)
+        except RuntimeError:
+            refuse_nested(self.argument_names, tensors)
+            raise
         refuse_gradient(type(self).__name__, tensors)
         if tensors[0].numel() == 0:
             return self.empty_results(*tensors)
@@ -218,7 +234,8 @@ class Op:
     def _in_order(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments in the order of `forward`, absent ones as their defaults."""
         try:
-            bound = _forward_signature(type(self)).bind(*tensors, **named)
+            signature = _read_signature if is_dynamo_compiling() else _forward_signature
+            bound = signature(type(self)).bind(*tensors, **named)
         except TypeError as mismatch:
             takes = ", ".join(self.argument_names)
             raise InputError(f"{type(self).__name__} takes {takes}: {mismatch}") from None
@@ -270,7 +287,7 @@ class Op:
             entries = cls._entries
             kernel = build_target_kernel(cls.__name__, cast("str", self.target), specs, self.params)
             _remember(entries, key, kernel)
-        return run_target_kernel(kernel, tensors, _written_positions(cls))
+        return run_target_kernel(kernel, tensors, written_positions(self))
 
 
 def clear() -> None:
@@ -339,13 +356,8 @@ def _parameter_names(cls: type[Op]) -> tuple[str, ...]:
     return tuple(name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "target"))
 
 
-@functools.lru_cache(maxsize=1024)
-def _forward_signature(cls: type[Op]) -> inspect.Signature:
+def _read_signature(cls: type[Op]) -> inspect.Signature:
     return inspect.Signature(list(inspect.signature(cls.forward).parameters.values())[1:])
 
 
-@functools.lru_cache(maxsize=1024)
-def _written_positions(cls: type[Op]) -> frozenset[int]:
-    """Which of the op's arguments some interface of it may write."""
-    written = frozenset[str]().union(*(interface.writes for interface in cls.interfaces.values()))
-    return frozenset(i for i, name in enumerate(_forward_signature(cls).parameters) if name in written)
+_forward_signature = functools.lru_cache(maxsize=1024)(_read_signature)  # dynamo warns where it traces a cache
