@@ -544,17 +544,17 @@ def test_a_torch_op_is_named_by_its_class(module: str, qualname: str, name: str)
     assert torch_op_name(module, qualname) == name
 
 
-class HeirOp(LayerNormFwdOp):
+class BoundaryNormOp(LayerNormFwdOp):
     pass
 
 
-class BatchHeirOp(BatchNormFwdOp):
+class BoundaryBatchOp(BatchNormFwdOp):
     pass
 
 
 @pytest.mark.parametrize(
     ("op", "names"),
-    [(HeirOp(64), ["HeirOp"]), (BatchHeirOp(training=True), ["BatchHeirOp_train"])],
+    [(BoundaryNormOp(64), ["BoundaryNormOp"]), (BoundaryBatchOp(training=True), ["BoundaryBatchOp_train"])],
 )
 def test_a_subclass_goes_through_a_torch_op_of_its_own(op: Op, names: list[str]) -> None:
     x, *_ = tensors()
