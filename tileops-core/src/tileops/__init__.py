@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
     from tileops.ops import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
     from tileops.ops.op_base import Op, clear
+    from tileops.torch_schema import TorchOp
     from tileops.verdict import IN_TREE, Selection, Verdict
 
 _HOME: Final = {
@@ -59,6 +60,7 @@ _HOME: Final = {
     "Selection": "verdict",
     "SizeClass": "call_spec",
     "TileopsError": "errors",
+    "TorchOp": "torch_schema",
     "UnknownTargetError": "errors",
     "Verdict": "verdict",
     "at_least": "device",
@@ -92,6 +94,7 @@ __all__ = [
     "Selection",
     "SizeClass",
     "TileopsError",
+    "TorchOp",
     "UnknownTargetError",
     "Verdict",
     "at_least",

@@ -155,14 +155,6 @@ def _addresses(vector: Tensor) -> set[int]:
     return {first + i * step + byte for i in range(vector.numel()) for byte in range(size)}
 
 
-def gradient_error(op: str) -> InputError:
-    """The refusal of a call whose gradient is wanted, of an op that has no backward."""
-    return InputError(
-        f"a gradient is wanted (an argument requires grad) and {op} has no backward; call it under torch.no_grad(), "
-        "or detach the arguments"
-    )
-
-
 def contiguous(tensor: Tensor) -> Tensor:
     """The tensor itself where it is contiguous and aligned, else a copy that is: what kernels are promised.
 
@@ -188,5 +180,9 @@ def laid_out(*tensors: Tensor | None) -> tuple[Any, ...]:
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The tensor itself where its memory begins at a multiple of 16 bytes, else a copy in the same order."""
+    """The tensor itself where its memory begins at a multiple of 16 bytes, else a copy in the same order.
+
+    A negative-bit view, `z.conj().imag`, never passes as it is, and a copy has its signs: it is not contiguous, or
+    is one imaginary part alone, which begins at an odd multiple of its size.
+    """
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast, overload
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch.compiler import is_dynamo_compiling
 
 from tileops.backend.loading import load
 from tileops.backend.precedence import beats, precedence
@@ -26,11 +27,20 @@ from tileops.device import Board, DeviceFacts, default_device_type, is_capturing
 from tileops.errors import CaptureError, DeclarationError, InputError, selection_error
 from tileops.kernels.kernel_base import Kernel, KernelInterface
 from tileops.ops.asking import verdict_of
-from tileops.ops.checks import check_strided, gradient_error
+from tileops.ops.checks import check_strided
 from tileops.ops.entries import drop_entries, entry_of, note_who_ran
 from tileops.ops.implementations import check_kernel_types, implementations
 from tileops.ops.target_kernels import build_target_kernel, run_target_kernel, specs_of
 from tileops.record import key_of
+from tileops.torch_boundary import (
+    TorchOp,
+    call_through,
+    declare,
+    gradient_refusal,
+    needs_dispatcher,
+    refuse_nested,
+    written_positions,
+)
 from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
 
 if TYPE_CHECKING:
@@ -94,6 +104,9 @@ class Op:
     results: ClassVar[tuple[str, ...]] = ("output",)
     """The names of what `forward` returns, for reports and files."""
 
+    torch_ops: ClassVar[Mapping[str, TorchOp]] = MappingProxyType({"": TorchOp()})
+    """The torch ops, by the suffix of their names; one, unless calls differ in what they write or return."""
+
     _entries: ClassVar[dict[Any, Any]] = {}
 
     def __init__(self, *, target: str | None = None) -> None:
@@ -108,6 +121,7 @@ class Op:
         cls._entries = {}
         _op_classes.append(cls)
         add_op(cls)
+        declare(cls)
 
     # ------------------------------------------------------------------------------------- what authors write
 
@@ -120,7 +134,7 @@ class Op:
         raise NotImplementedError(f"{type(self).__qualname__} has no check")
 
     def empty_results(self, *args: Any, **kwargs: Any) -> Any:
-        """What the op returns where x has no elements. Same signature as `forward`."""
+        """The results without data: for an x without elements, and for tracers. Same signature as `forward`."""
         raise NotImplementedError(f"{type(self).__qualname__} has no empty_results")
 
     # ------------------------------------------------------------------------------------------------ calling
@@ -129,11 +143,21 @@ class Op:
         """Check the arguments, find the kernel, run it. `forward` documents arguments and results."""
         if named or not tensors:
             tensors = self._in_order(tensors, named)
-        self.check(*tensors)
+        if needs_dispatcher(tensors):
+            return call_through(self, tensors)
+        return self._run(*tensors)
+
+    def _run(self, *tensors: Any) -> Any:
+        """The call itself, past the question whether torch must see it."""
+        try:
+            self.check(*tensors)
+        except RuntimeError:
+            refuse_nested(self.argument_names, tensors)
+            raise
         if is_grad_enabled():
             for tensor in tensors:
                 if tensor is not None and tensor.requires_grad:
-                    raise gradient_error(type(self).__name__)
+                    raise gradient_refusal(type(self).__name__)
         if tensors[0].numel() == 0:
             return self.empty_results(*tensors)
         if self.target is not None:
@@ -248,14 +272,15 @@ class Op:
 
     def _in_order(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments in the order of `forward`, absent ones as their defaults."""
-        defaults = _argument_defaults(type(self))
+        defaults = (_read_defaults if is_dynamo_compiling() else _argument_defaults)(type(self))
         given = dict(zip(defaults, tensors))
         if len(tensors) <= len(defaults) and named.keys() <= defaults.keys() - given.keys():
             arguments = tuple({**defaults, **given, **named}.values())
             if not any(argument is inspect.Parameter.empty for argument in arguments):
                 return arguments
         try:
-            bound = _forward_signature(type(self)).bind(*tensors, **named)
+            signature = _read_signature if is_dynamo_compiling() else _forward_signature
+            bound = signature(type(self)).bind(*tensors, **named)
         except TypeError as mismatch:
             takes = ", ".join(self.argument_names)
             raise InputError(f"{type(self).__name__} takes {takes}: {mismatch}") from None
@@ -303,7 +328,7 @@ class Op:
 
     def _run_target(self, tensors: tuple[Any, ...]) -> Any:
         """Run what the target's builder made for these specs and parameters."""
-        return run_target_kernel(self._target_kernel(tensors), tensors, _written_positions(type(self)))
+        return run_target_kernel(self._target_kernel(tensors), tensors, written_positions(self))
 
     def _target_kernel(self, tensors: tuple[Any, ...]) -> Callable[..., Any]:
         cls = type(self)
@@ -384,19 +409,16 @@ def _parameter_names(cls: type[Op]) -> tuple[str, ...]:
     return tuple(name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "target"))
 
 
-@functools.lru_cache(maxsize=1024)
-def _forward_signature(cls: type[Op]) -> inspect.Signature:
+def _read_signature(cls: type[Op]) -> inspect.Signature:
     return inspect.Signature(list(inspect.signature(cls.forward).parameters.values())[1:])
 
 
-@functools.lru_cache(maxsize=1024)
-def _argument_defaults(cls: type[Op]) -> dict[str, Any]:
+_forward_signature = functools.lru_cache(maxsize=1024)(_read_signature)  # dynamo warns where it traces a cache
+
+
+def _read_defaults(cls: type[Op]) -> dict[str, Any]:
     """The arguments of `forward` with their defaults; `inspect.Parameter.empty` for those without."""
-    return {name: parameter.default for name, parameter in _forward_signature(cls).parameters.items()}
+    return {name: parameter.default for name, parameter in _read_signature(cls).parameters.items()}
 
 
-@functools.lru_cache(maxsize=1024)
-def _written_positions(cls: type[Op]) -> frozenset[int]:
-    """Which of the op's arguments some interface of it may write."""
-    written = frozenset[str]().union(*(interface.writes for interface in cls.interfaces.values()))
-    return frozenset(i for i, name in enumerate(_forward_signature(cls).parameters) if name in written)
+_argument_defaults = functools.lru_cache(maxsize=1024)(_read_defaults)

@@ -10,6 +10,7 @@ from torch import Tensor
 from tileops.backend.targets import TensorSpec, builder_of
 from tileops.errors import BuildError
 from tileops.ops.checks import contiguous
+from tileops.torch_boundary import note_written
 
 
 def specs_of(tensors: Sequence[Tensor | None]) -> tuple[TensorSpec | None, ...]:
@@ -45,4 +46,6 @@ def run_target_kernel(kernel: Callable[..., Any], tensors: Sequence[Tensor | Non
         tensor if tensor is None or position in writes else contiguous(tensor)
         for position, tensor in enumerate(tensors)
     )
-    return kernel(*arguments)
+    results = kernel(*arguments)
+    note_written(*(tensors[position] for position in writes))
+    return results

@@ -36,6 +36,7 @@ from tileops.ops.checks import (
 )
 from tileops.ops.norm.shape import dtype_of
 from tileops.ops.op_base import Op
+from tileops.torch_boundary import TorchOp, note_written
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 BESIDE = ("running_mean", "running_var", "weight", "bias")
@@ -64,6 +65,10 @@ class BatchNormFwdOp(Op):
         "elementwise": ElementwiseBatchNorm,
     }
     results = ("output", "save_mean", "save_invstd")
+    torch_ops = {
+        "train": TorchOp(where={"training": True}, writes=("running_mean", "running_var")),
+        "infer": TorchOp(where={"training": False}, omits=("momentum",), writes=(), returns=("output",)),
+    }
 
     def __init__(
         self, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *, target: str | None = None
@@ -157,6 +162,7 @@ class BatchNormFwdOp(Op):
         kept = statistics_dtype(x.dtype)
         mean, variance = contiguous(running_mean.to(kept)), contiguous(running_var.to(kept))
         results = kernel(x, mean, variance, weight, bias)
+        note_written(running_mean, running_var)
         if mean is not running_mean:
             running_mean.copy_(mean)
         if variance is not running_var:
@@ -215,8 +221,12 @@ class BatchNormFwdOp(Op):
     ) -> Results:
         """A new tensor without elements; statistics over no values are NaN, and the running ones stay."""
         del running_mean, running_var, weight, bias
-        y = torch.empty_like(x)
+        y = torch.empty_like(x, memory_format=torch.preserve_format if _in_order(x) else torch.contiguous_format)
         if not self.training:
             return y, None, None
         statistics = [x.new_full((x.shape[1],), math.nan, dtype=statistics_dtype(x.dtype)) for _ in range(2)]
         return y, statistics[0], statistics[1]
+
+
+def _in_order(x: Tensor) -> bool:
+    return x.is_contiguous() or x.movedim(1, -1).is_contiguous()

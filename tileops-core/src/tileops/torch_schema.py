@@ -1,0 +1,149 @@
+"""What an op class says of its torch ops, and the schemas that are read from its annotations."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, Union, cast
+
+import torch
+from torch import Tensor
+
+from tileops.errors import DeclarationError
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchOp:
+    """One torch op of an op class: what of the op it covers. The default is all of it.
+
+    Args:
+        where: Values of constructor parameters that choose this torch op. They are no arguments of it.
+        omits: Constructor parameters that mean nothing here. They are no arguments of it either.
+        writes: The names of the tensors that are written; None for those that a kernel interface may write.
+        returns: Which of the op's `results` come back; None for all. The op returns None for the others.
+    """
+
+    where: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    omits: tuple[str, ...] = ()
+    writes: tuple[str, ...] | None = None
+    returns: tuple[str, ...] | None = None
+
+
+class Route(NamedTuple):
+    """How a call becomes a call of a torch op. Tuples of constants, so that dynamo traces it."""
+
+    name: str
+    arguments: tuple[str, ...]
+    parameters: tuple[str, ...]
+    where: tuple[tuple[str, Any], ...]
+    results: int
+    returned: tuple[int, ...] | None
+    writes: tuple[str, ...]
+
+
+def torch_op_name(module: str, qualname: str) -> str:
+    """`layer_norm` for our LayerNormFwdOp, `acme__RowOp` for another's; nested names are joined with underscores."""
+    package = module.partition(".")[0]
+    if package != "tileops":
+        return re.sub(r"\W+", "_", f"{package}__{qualname}")
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", qualname.removesuffix("FwdOp"))
+    return re.sub(r"\W+", "_", words).lower()
+
+
+def route_of(cls: Any, suffix: str, part: TorchOp) -> Route:
+    """How calls reach one entry of `cls.torch_ops`."""
+    base = torch_op_name(cls.__module__, cls.__qualname__)
+    left_out = {*part.where, *part.omits, "target"}
+    interfaces = cls.interfaces.values()
+    writes = frozenset[str]().union(*(one.writes for one in interfaces)) if part.writes is None else part.writes
+    return Route(
+        name=f"{base}_{suffix}" if suffix else base,
+        arguments=names_of(cls.forward),
+        parameters=tuple(name for name in names_of(cls.__init__) if name not in left_out),
+        where=tuple(part.where.items()),
+        results=len(cls.results),
+        returned=None if part.returns is None else tuple(cls.results.index(name) for name in part.returns),
+        writes=tuple(name for name in names_of(cls.forward) if name in writes),
+    )
+
+
+def names_of(function: Any) -> tuple[str, ...]:
+    """The parameters of a method, without self. Reads no annotation, which may name what does not exist yet."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return () if code is None else code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+
+
+# ----------------------------------------------------------------------------------------------------- schemas
+
+_SCHEMA_TYPES: Final[dict[Any, str]] = {
+    Tensor: "Tensor",
+    bool: "bool",
+    int: "SymInt",
+    float: "float",
+    str: "str",
+    torch.dtype: "ScalarType",
+    torch.device: "Device",
+}
+
+
+def schema_of(cls: Any, route: Route) -> str:
+    """The schema of a torch op: tensors, parameters, target.
+
+    Raises:
+        DeclarationError: An annotation is missing, names nothing, or is of a type that torch's schemas lack.
+    """
+    arguments = [
+        f"{_written(text, at) if name in route.writes else text} {name}"
+        for at, (name, text) in enumerate(_typed(cls.forward, route.arguments).items())
+    ]
+    arguments += [f"{text} {name}" for name, text in _typed(cls.__init__, route.parameters).items()]
+    if not route.arguments or not all(one.startswith("Tensor") for one in arguments[: len(route.arguments)]):
+        raise DeclarationError(f"{cls.__qualname__}.forward must take tensors, each annotated Tensor or Tensor | None")
+    count = route.results if route.returned is None else len(route.returned)
+    results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+    return f"{route.name}({', '.join(arguments)}, str? target=None) -> {results}"
+
+
+def _written(text: str, at: int) -> str:
+    return text.replace("Tensor", f"Tensor({chr(ord('a') + at)}!)")
+
+
+def _typed(function: Any, names: Sequence[str]) -> dict[str, str]:
+    """The types of parameters, as torch's schemas write them."""
+    plain = inspect.unwrap(function)
+    annotations = {name: plain.__annotations__.get(name) for name in names}
+    try:
+        hints = typing.get_type_hints(types.SimpleNamespace(__annotations__=annotations), plain.__globals__)
+    except NameError as missing:
+        raise DeclarationError(
+            f"{plain.__qualname__}: {missing}; a torch op's annotations are read at run time"
+        ) from None
+    texts = {name: _schema_type(hints[name]) for name in names}
+    for name, text in texts.items():
+        if text is None:
+            raise DeclarationError(
+                f"{plain.__qualname__} has no annotation that torch can read for {name}; give one of: Tensor, bool, "
+                "int, float, str, torch.dtype, torch.device, a tuple of one of those, or one of them | None"
+            )
+    return cast("dict[str, str]", texts)
+
+
+def _schema_type(hint: Any) -> str | None:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        texts = {_schema_type(one) for one in arguments if one is not type(None)}
+        texts -= {"SymInt"} if texts in ({"SymInt", "SymInt[]"}, {"SymInt", "float"}) else set()
+        text = texts.pop() if len(texts) == 1 else None
+        return f"{text}?" if text and type(None) in arguments else text
+    if origin is Literal:
+        texts = {_schema_type(type(one)) for one in arguments}
+        return texts.pop() if len(texts) == 1 else None
+    if isinstance(origin, type) and issubclass(origin, Sequence) and arguments:
+        texts = {_schema_type(one) for one in arguments if one is not ...}
+        text = texts.pop() if len(texts) == 1 else None
+        return f"{text}[]" if text else None
+    return _SCHEMA_TYPES.get(hint)
