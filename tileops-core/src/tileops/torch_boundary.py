@@ -38,8 +38,7 @@ __all__ = [
     "written_positions",
 ]
 
-# Private names of torch, all of them; `forward_ad._current_level` and `OpOverload.redispatch` are used below too.
-# A test names each.
+# Private names of torch, with `forward_ad._current_level` and `OpOverload.redispatch` below. A test names each.
 _C: Final = cast("Any", torch._C)
 _dispatch_modes: Final[Callable[[], int]] = _C._len_torch_dispatch_stack
 _function_mode: Final[Callable[[], bool]] = _C._is_torch_function_mode_enabled
@@ -162,7 +161,7 @@ def declare(cls: Any) -> None:
 
 
 def _schema_or_none(cls: Any, route: Route) -> str | None:
-    """The schema, where one by this name is defined and the class has a readable one: what a reload compares."""
+    """The class's schema, where one by this name is defined already: what a reload compares."""
     if route.name not in _schemas:
         return None
     try:
@@ -172,14 +171,24 @@ def _schema_or_none(cls: Any, route: Route) -> str | None:
 
 
 class _Namespace(_OpNamespace):
-    """`torch.ops.tileops`, which defines an op when it is first asked for, also while dynamo traces."""
+    """`torch.ops.tileops`, which defines an op when it is first asked for, also while dynamo traces.
+
+    Threads that ask at once get one packet with one overload: torch's own namespace may make several, and its
+    dispatcher keeps a borrowed pointer to one that is then freed.
+    """
 
     __module__ = "torch._ops"  # which graphs write into the names of their nodes
 
     def __getattr__(self, name: str) -> Any:
         if not name.endswith("__"):  # `__self__` and its like
             _define(name)
-        return _OpNamespace.__getattr__(self, name)
+        with _lock:
+            found = vars(self).get(name)
+            return _OpNamespace.__getattr__(self, name) if found is None else found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        getattr(value, "default", None)  # the overload is made before another thread can see its packet
+        _OpNamespace.__setattr__(self, name, value)
 
 
 if not isinstance(torch.ops.tileops, _Namespace):
