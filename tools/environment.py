@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import venv
 from importlib.metadata import PackageNotFoundError, version
@@ -55,6 +56,8 @@ def main() -> None:
     print(f"Setting up {folder.name} with Python {platform.python_version()}.", flush=True)
     print(f"torch: {f'{owned}, which this Python has' if owned else 'installed with the rest'}.", flush=True)
     venv.EnvBuilder(system_site_packages=owned is not None, with_pip=True, clear=True).create(folder)
+    if owned and sys.prefix != sys.base_prefix:
+        share_packages(python)
     install(python, owned)
     stamp.write_text(wanted)
 
@@ -73,6 +76,14 @@ def torch_in_range() -> str | None:
         return None
     numbers = re.match(r"(\d+)\.(\d+)", found)
     return found if numbers and tuple(map(int, numbers.groups())) >= LEAST_TORCH else None
+
+
+def share_packages(python: Path) -> None:
+    """Let the new environment see the packages of the one that runs this, which is not its base."""
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    own = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
+    shared = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    (Path(own) / "shared.pth").write_text("\n".join(shared) + "\n")
 
 
 def install(python: Path, owned_torch: str | None) -> None:

@@ -276,7 +276,10 @@ class Op:
         given = dict(zip(defaults, tensors))
         if len(tensors) <= len(defaults) and named.keys() <= defaults.keys() - given.keys():
             arguments = tuple({**defaults, **given, **named}.values())
-            if not any(argument is inspect.Parameter.empty for argument in arguments):
+            for argument in arguments:
+                if argument is inspect.Parameter.empty:
+                    break
+            else:
                 return arguments
         try:
             signature = _read_signature if is_dynamo_compiling() else _forward_signature
