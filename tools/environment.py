@@ -36,8 +36,23 @@ INPUTS = (
     ROOT / "tileops-backend-example" / "pyproject.toml",
     Path(__file__),
 )
-# Megabytes of wheels on Linux x86-64, torch 2.13.0: all others together; torch for CPU; torch with CUDA; nvcc.
-OTHERS, TORCH_CPU, TORCH_CUDA, COMPILER = 240, 190, 3000, 105
+# Megabytes of the wheels that weigh something, on Linux x86-64, as pip fetches them; any other is about half of one.
+MEGABYTES = {
+    "numpy": 17,
+    "nvidia-cuda-nvcc": 37,
+    "nvidia-nvvm": 62,
+    "pillow": 7,
+    "pyright": 6,
+    "ruff": 10,
+    "scikit-image": 13,
+    "scipy": 35,
+    "sympy": 6,
+    "tilelang": 48,
+    "torch": 190,
+    "z3-solver": 29,
+}
+OTHER_MEGABYTES = 0.5
+TORCH_WITH_CUDA_MEGABYTES = 3000
 
 
 def main() -> None:
@@ -116,11 +131,12 @@ def announce(pip: list[str], arguments: list[str]) -> None:
         dry = [*pip, "install", "--quiet", "--dry-run", "--report", str(report), *arguments]
         subprocess.run(dry, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         names = [item["metadata"]["name"].lower() for item in json.loads(report.read_text())["install"]]
-    size = OTHERS + (COMPILER if "nvidia-cuda-nvcc" in names else 0)
-    if "torch" in names:
-        size += TORCH_CUDA if any(name.startswith("nvidia-cudnn") for name in names) else TORCH_CPU
-    largest = [name for name in ("torch", "tilelang", "scipy", "nvidia-cuda-nvcc") if name in names]
-    print(f"Downloading {len(names)} packages, about {size} MB ({', '.join(largest)} and smaller ones) …", flush=True)
+    size = sum(MEGABYTES.get(name, OTHER_MEGABYTES) for name in names)
+    if any(name.startswith("nvidia-cudnn") for name in names):
+        size += TORCH_WITH_CUDA_MEGABYTES - MEGABYTES["torch"]
+    largest = sorted(set(names) & MEGABYTES.keys(), key=lambda name: -MEGABYTES[name])[:3]
+    listed = f" ({', '.join(largest)} and smaller ones)" if largest else ""
+    print(f"Downloading {len(names)} packages, about {max(1, round(size))} MB{listed} …", flush=True)
 
 
 if __name__ == "__main__":
