@@ -6,30 +6,28 @@ anything.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast, overload
+from typing import Any, ClassVar, Final, cast, overload
 
 import torch
 from torch import Tensor, is_grad_enabled
-from torch.compiler import is_dynamo_compiling
 
 from tileops.backend.loading import load
 from tileops.backend.precedence import beats, precedence
 from tileops.backend.registration import Implementation, registry, when_registry_changes
-from tileops.call_spec import CallSpec, as_code, plain_class, unkeyable_field
+from tileops.call_spec import CallSpec, as_code
 from tileops.catalogue import add_op
 from tileops.device import Board, DeviceFacts, default_device_type, is_capturing
-from tileops.errors import CaptureError, DeclarationError, InputError, selection_error
+from tileops.errors import CaptureError, DeclarationError, selection_error
 from tileops.kernels.kernel_base import Kernel, KernelInterface
 from tileops.ops.asking import verdict_of
 from tileops.ops.checks import check_strided
 from tileops.ops.entries import drop_entries, entry_of, note_who_ran
 from tileops.ops.implementations import check_kernel_types, implementations
+from tileops.ops.requests import check_request, refuse_unkeyable
+from tileops.ops.signature import argument_names, arguments_in_order, asked_for, parameter_names
 from tileops.ops.target_kernels import build_target_kernel, run_target_kernel, specs_of
 from tileops.record import key_of
 from tileops.torch_boundary import (
@@ -42,9 +40,6 @@ from tileops.torch_boundary import (
     written_positions,
 )
 from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
-
-if TYPE_CHECKING:
-    from typing_extensions import Never
 
 
 def select(op: str, interface: str, implementations: Sequence[Implementation], call: CallSpec) -> Selection:
@@ -142,7 +137,7 @@ class Op:
     def __call__(self, *tensors: Any, **named: Any) -> Any:
         """Check the arguments, find the kernel, run it. `forward` documents arguments and results."""
         if named or not tensors:
-            tensors = self._in_order(tensors, named)
+            tensors = arguments_in_order(type(self), tensors, named)
         if needs_dispatcher(tensors):
             return call_through(self, tensors)
         return self._run(*tensors)
@@ -161,7 +156,7 @@ class Op:
         if tensors[0].numel() == 0:
             return self.empty_results(*tensors)
         if self.target is not None:
-            return self._run_target(self._in_order(tensors, {}))
+            return self._run_target(arguments_in_order(type(self), tensors, {}))
         try:
             return self.forward(*tensors)
         except Exception as error:
@@ -188,7 +183,7 @@ class Op:
         except (KeyError, AttributeError):
             pass  # resolved below, where an error has no context that its reader could not use
         except TypeError:
-            _refuse_unkeyable(call)  # the spec holds something that has no hash
+            refuse_unkeyable(call)  # the spec holds something that has no hash
         return self._resolve(interface, call)
 
     @overload
@@ -206,7 +201,7 @@ class Op:
         Returns:
             The selection: every verdict, and the winner or why there is none.
         """
-        interface, call = args if args and isinstance(args[0], str) else self._asked_for(args)
+        interface, call = args if args and isinstance(args[0], str) else asked_for(self, args)
         selection = self.selection(interface, call if on is None else call.on(on))
         if self.target is None:
             return selection
@@ -224,9 +219,9 @@ class Op:
             The selection, which has a winner. Raises what the call would raise.
         """
         if self.target is not None and not isinstance(args[0], str):
-            self._target_kernel(self._in_order(args, {}))
+            self._target_kernel(arguments_in_order(type(self), args, {}))
             return self.explain(*args)
-        interface, call = args if isinstance(args[0], str) else self._asked_for(args)
+        interface, call = args if isinstance(args[0], str) else asked_for(self, args)
         if call.device.type == "meta":
             call = dataclasses.replace(call, device=torch.device(default_device_type()))
         call = call.normalised()
@@ -243,19 +238,19 @@ class Op:
     @classmethod
     def selection(cls, interface: str, call: CallSpec) -> Selection:
         """`explain(interface, call)`, which depends on the op's class alone."""
-        _check_request(cls, interface, call)
+        check_request(cls, interface, call)
         load()
         return _selected(cls, interface, implementations(cls, interface), call.normalised())
 
     @classmethod
     def parameter_names(cls) -> tuple[str, ...]:
         """The names of the constructor's parameters, without `target`."""
-        return _parameter_names(cls)
+        return parameter_names(cls)
 
     @property
     def argument_names(self) -> tuple[str, ...]:
         """The names of the tensors that the op takes, in order."""
-        return tuple(_forward_signature(type(self)).parameters)
+        return argument_names(type(self))
 
     @property
     def params(self) -> dict[str, Any]:
@@ -270,30 +265,10 @@ class Op:
 
     # ----------------------------------------------------------------------------------------------- a miss
 
-    def _in_order(self, tensors: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments in the order of `forward`, absent ones as their defaults."""
-        defaults = (_read_defaults if is_dynamo_compiling() else _argument_defaults)(type(self))
-        given = dict(zip(defaults, tensors))
-        if len(tensors) <= len(defaults) and named.keys() <= defaults.keys() - given.keys():
-            arguments = tuple({**defaults, **given, **named}.values())
-            for argument in arguments:
-                if argument is inspect.Parameter.empty:
-                    break
-            else:
-                return arguments
-        try:
-            signature = _read_signature if is_dynamo_compiling() else _forward_signature
-            bound = signature(type(self)).bind(*tensors, **named)
-        except TypeError as mismatch:
-            takes = ", ".join(self.argument_names)
-            raise InputError(f"{type(self).__name__} takes {takes}: {mismatch}") from None
-        bound.apply_defaults()
-        return bound.args
-
     def _resolve(self, interface: str, call: CallSpec) -> Any:
         """The miss path: select, build or reuse, remember."""
         cls = type(self)
-        _check_request(cls, interface, call)
+        check_request(cls, interface, call)
         if call.stated_on is not None:
             raise DeclarationError(
                 f"{call} states the facts of a device; kernel_for runs where the tensors are: give a plain spec, or "
@@ -316,18 +291,6 @@ class Op:
         # A device without an index means the current one, which changes: only the spec that names it is kept.
         _remember(entries, (interface, key_of(call if call.device == plain.device else plain)), entry)
         return entry
-
-    def _asked_for(self, tensors: Sequence[Any]) -> tuple[str, CallSpec]:
-        """The interface and the spec that a call with these tensors asks for."""
-        arguments = self._in_order(tuple(tensors), {})
-        self.check(*arguments)
-        probe = copy.copy(self)
-        probe.kernel_for = _stop_at  # type: ignore[method-assign]
-        try:
-            probe.forward(*arguments)
-        except _Asked as asked:
-            return asked.interface, asked.call
-        raise DeclarationError(f"{type(self).__name__}.forward asks for no kernel with these tensors")
 
     def _run_target(self, tensors: tuple[Any, ...]) -> Any:
         """Run what the target's builder made for these specs and parameters."""
@@ -360,36 +323,6 @@ def _selected(cls: type[Op], interface: str, candidates: Sequence[Implementation
     return dataclasses.replace(selection, remarks=registry().remarks())
 
 
-def _check_request(cls: type[Op], interface: str, call: CallSpec) -> None:
-    """Refuse an unknown interface, a spec of another type, and one that cannot key a table."""
-    kernel_interface = cls.interfaces.get(interface)
-    if kernel_interface is None:
-        raise DeclarationError(f"{cls.__name__} has no interface {interface!r}; it has: {', '.join(cls.interfaces)}")
-    wanted, given = kernel_interface.request, cast("type[Any]", type(call))
-    if not issubclass(given, CallSpec) or plain_class(given) is not wanted:
-        raise DeclarationError(f"{cls.__name__}.{interface} takes a {wanted.__qualname__}, not a {given.__qualname__}")
-    if unkeyable_field(call) is not None:
-        _refuse_unkeyable(call)
-
-
-class _Asked(Exception):  # noqa: N818 - no error: it carries a question out of `forward`
-    def __init__(self, interface: str, call: CallSpec) -> None:
-        super().__init__(interface)
-        self.interface = interface
-        self.call = call
-
-
-def _stop_at(interface: str, call: CallSpec) -> Never:
-    raise _Asked(interface, call)
-
-
-def _refuse_unkeyable(call: CallSpec) -> Never:
-    raise DeclarationError(
-        f"{type(call).__qualname__} holds {unkeyable_field(call)}, which cannot key a table; a spec holds None, bool, "
-        "int, float, str, torch.dtype, torch.device, enum members, frozen dataclasses, and tuples or frozensets of them"
-    )
-
-
 def _remember(entries: dict[Any, Any], key: Any, entry: Any) -> None:
     """Store a look-up. A full table loses its oldest eighth at once, so that eviction costs next to nothing."""
     if len(entries) >= LOOK_UPS:
@@ -405,23 +338,3 @@ def _swap_tables() -> None:
 
 
 when_registry_changes(_swap_tables)
-
-
-@functools.lru_cache(maxsize=1024)
-def _parameter_names(cls: type[Op]) -> tuple[str, ...]:
-    return tuple(name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "target"))
-
-
-def _read_signature(cls: type[Op]) -> inspect.Signature:
-    return inspect.Signature(list(inspect.signature(cls.forward).parameters.values())[1:])
-
-
-_forward_signature = functools.lru_cache(maxsize=1024)(_read_signature)  # dynamo warns where it traces a cache
-
-
-def _read_defaults(cls: type[Op]) -> dict[str, Any]:
-    """The arguments of `forward` with their defaults; `inspect.Parameter.empty` for those without."""
-    return {name: parameter.default for name, parameter in _read_signature(cls).parameters.items()}
-
-
-_argument_defaults = functools.lru_cache(maxsize=1024)(_read_defaults)
