@@ -184,7 +184,6 @@ def _answer(op: Any, x: torch.Tensor) -> Any:
     return op(x).tolist()
 
 
-@pytest.mark.slow
 def test_a_spawned_worker_runs_an_op_that_it_was_sent() -> None:
     op, x = LayerNormFwdOp(8), torch.randn(2, 8, dtype=torch.float64)
     with multiprocessing.get_context("spawn").Pool(1) as pool:

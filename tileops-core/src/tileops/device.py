@@ -193,7 +193,8 @@ def with_index(device: torch.device) -> torch.device:
 
 def default_device_type() -> str:
     """The device type that tensors are meant for where nobody says: the accelerator's, else the CPU's."""
-    accelerator = torch.accelerator.current_accelerator()
+    # A build of torch for CUDA names cuda its accelerator also where no GPU is: it must be asked whether one is.
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return "cpu" if accelerator is None else accelerator.type
 
 
