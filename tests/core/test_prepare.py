@@ -69,6 +69,12 @@ def test_preparing_what_nobody_serves_raises_what_the_call_raises() -> None:
         LayerNormFwdOp(4).prepare(torch.empty(1, 4, dtype=torch.float8_e4m3fn))
 
 
+@pytest.mark.parametrize("target", [None, "example"])
+def test_preparing_without_tensors_says_what_the_op_takes(target: str | None) -> None:
+    with pytest.raises(tileops.InputError, match="RMSNormFwdOp takes x, weight: missing a required argument: 'x'"):
+        RMSNormFwdOp(24, target=target).prepare()
+
+
 def test_a_targets_kernel_is_prepared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     op, x = RMSNormFwdOp(24, target="example"), torch.randn(2, 24)
     op.prepare(x)

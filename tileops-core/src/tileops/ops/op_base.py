@@ -218,10 +218,11 @@ class Op:
         Returns:
             The selection, which has a winner. Raises what the call would raise.
         """
-        if self.target is not None and not isinstance(args[0], str):
+        by_spec = bool(args) and isinstance(args[0], str)
+        if self.target is not None and not by_spec:
             self._target_kernel(arguments_in_order(type(self), args, {}))
             return self.explain(*args)
-        interface, call = args if isinstance(args[0], str) else asked_for(self, args)
+        interface, call = args if by_spec else asked_for(self, args)
         if call.device.type == "meta":
             call = dataclasses.replace(call, device=torch.device(default_device_type()))
         call = call.normalised()

@@ -23,7 +23,7 @@ from tileops.kernels.batch_norm.regions import (
 
 @final
 class ClusterChannelBatchNorm(BatchNormTrain):
-    """One cluster of up to 8 blocks a channel, which their registers and shared memory hold: 48 KiB to about 1.6 MB."""
+    """One cluster of up to 8 blocks a channel, which their registers and shared memory hold: 48 KiB to about 1.2 MiB."""
 
     supported_archs = at_least(CLUSTER_ARCH)
 
