@@ -31,7 +31,15 @@ if TYPE_CHECKING:
         UnknownTargetError,
     )
     from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
-    from tileops.ops import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+    from tileops.ops import (
+        BackwardOp,
+        BatchNormBwdOp,
+        BatchNormFwdOp,
+        LayerNormBwdOp,
+        LayerNormFwdOp,
+        RMSNormBwdOp,
+        RMSNormFwdOp,
+    )
     from tileops.ops.op_base import Op, clear
     from tileops.torch_schema import TorchOp
     from tileops.verdict import IN_TREE, Selection, Verdict
@@ -41,6 +49,8 @@ _HOME: Final = {
     "AmbiguousDispatchError": "errors",
     "BackendError": "errors",
     "BackendLoadWarning": "errors",
+    "BackwardOp": "ops",
+    "BatchNormBwdOp": "ops",
     "BatchNormFwdOp": "ops",
     "BuildError": "errors",
     "CaptureError": "errors",
@@ -52,9 +62,11 @@ _HOME: Final = {
     "Kernel": "kernels.kernel_base",
     "KernelFaultWarning": "errors",
     "KernelInterface": "kernels.kernel_base",
+    "LayerNormBwdOp": "ops",
     "LayerNormFwdOp": "ops",
     "Op": "ops.op_base",
     "OpNotAvailableError": "errors",
+    "RMSNormBwdOp": "ops",
     "RMSNormFwdOp": "ops",
     "RegistrationError": "errors",
     "Selection": "verdict",
@@ -75,6 +87,8 @@ __all__ = [
     "AmbiguousDispatchError",
     "BackendError",
     "BackendLoadWarning",
+    "BackwardOp",
+    "BatchNormBwdOp",
     "BatchNormFwdOp",
     "BuildError",
     "CallSpec",
@@ -86,9 +100,11 @@ __all__ = [
     "Kernel",
     "KernelFaultWarning",
     "KernelInterface",
+    "LayerNormBwdOp",
     "LayerNormFwdOp",
     "Op",
     "OpNotAvailableError",
+    "RMSNormBwdOp",
     "RMSNormFwdOp",
     "RegistrationError",
     "Selection",

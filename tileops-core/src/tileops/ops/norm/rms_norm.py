@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tileops.kernels.rms_norm import HeldRowRMSNorm, RMSNorm, RMSNormCall, StreamedRowRMSNorm
 from tileops.ops.checks import check_beside, check_floating, check_number, fits, laid_out
-from tileops.ops.norm.shape import check_trailing, normalised
+from tileops.ops.norm.shape import check_trailing, machine_eps, normalised
 from tileops.ops.op_base import Op
 
 
@@ -55,7 +55,7 @@ class RMSNormFwdOp(Op):
         Source: arXiv:1910.07467; agrees with `torch.nn.functional.rms_norm`.
         """
         n = math.prod(self.normalized_shape)
-        eps = _default_eps(x.dtype) if self.eps is None else self.eps
+        eps = machine_eps(x.dtype) if self.eps is None else self.eps
         call = RMSNormCall(x.device, n, x.dtype, eps, None if weight is None else weight.dtype)
         return self.kernel_for("rms_norm", call)(*laid_out(x, weight))
 
@@ -72,8 +72,3 @@ class RMSNormFwdOp(Op):
         """A new tensor without elements."""
         del weight
         return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _default_eps(dtype: torch.dtype) -> float:
-    """What torch takes for `eps=None`: the machine epsilon of the dtype that it accumulates in."""
-    return torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps
