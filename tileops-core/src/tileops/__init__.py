@@ -4,13 +4,16 @@
 
     y = LayerNormFwdOp((4096,))(x, weight, bias)
 
-Names are resolved on first use: `import tileops` imports neither an op nor a compiler, and loads no backend.
+Names are resolved on first use: `import tileops` imports neither an op nor a compiler, and loads no backend. It
+makes `torch.ops.tileops` known to torch, so that a program which another process exported can be loaded.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Final
+
+import tileops.torch_namespace  # noqa: F401 - for what it does
 
 if TYPE_CHECKING:
     from tileops.backend import register_kernel_builder, register_kernel_type, unregister_kernel_type

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, cast, overload
 import torch
 from torch import Tensor, is_grad_enabled
 
+from tileops.autograd import saved_by_name
 from tileops.backend.loading import load
 from tileops.backend.precedence import beats, precedence
 from tileops.backend.registration import Implementation, registry, when_registry_changes
@@ -34,9 +35,9 @@ from tileops.torch_boundary import (
     TorchOp,
     call_through,
     declare,
-    gradient_refusal,
     needs_dispatcher,
     refuse_nested,
+    with_gradient,
     written_positions,
 )
 from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
@@ -102,6 +103,9 @@ class Op:
     torch_ops: ClassVar[Mapping[str, TorchOp]] = MappingProxyType({"": TorchOp()})
     """The torch ops, by the suffix of their names; one, unless calls differ in what they write or return."""
 
+    backward: ClassVar[type[Op] | None] = None
+    """The op class whose calls give the gradients of this op's; None where it has none. A `BackwardOp`."""
+
     _entries: ClassVar[dict[Any, Any]] = {}
 
     def __init__(self, *, target: str | None = None) -> None:
@@ -132,6 +136,10 @@ class Op:
         """The results without data: for an x without elements, and for tracers. Same signature as `forward`."""
         raise NotImplementedError(f"{type(self).__qualname__} has no empty_results")
 
+    def saved(self, arguments: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        """What `backward` takes beside the gradient, from the arguments and results of a call: those of its names."""
+        return saved_by_name(self, arguments, results)
+
     # ------------------------------------------------------------------------------------------------ calling
 
     def __call__(self, *tensors: Any, **named: Any) -> Any:
@@ -152,7 +160,7 @@ class Op:
         if is_grad_enabled():
             for tensor in tensors:
                 if tensor is not None and tensor.requires_grad:
-                    raise gradient_refusal(type(self).__name__)
+                    return with_gradient(self, tensors, self._run)
         if tensors[0].numel() == 0:
             return self.empty_results(*tensors)
         if self.target is not None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from tileops.call_spec import size_class
@@ -33,6 +36,7 @@ from tileops.ops.checks import (
     in_storages_of_their_own,
     shown_shape,
 )
+from tileops.ops.norm.batch_norm_backward import BatchNormBwdOp
 from tileops.ops.norm.shape import channels_last, dtype_of, empty_in_order
 from tileops.ops.op_base import Op
 from tileops.torch_boundary import TorchOp, note_written
@@ -63,6 +67,7 @@ class BatchNormFwdOp(Op):
         "split_channel": SplitChannelBatchNorm,
         "elementwise": ElementwiseBatchNorm,
     }
+    backward = BatchNormBwdOp
     results = ("output", "save_mean", "save_invstd")
     torch_ops = {
         "train": TorchOp(where={"training": True}, writes=("running_mean", "running_var")),
@@ -167,6 +172,14 @@ class BatchNormFwdOp(Op):
         if variance is not running_var:
             running_var.copy_(variance)
         return results
+
+    def saved(self, arguments: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        """x, the statistics that this call used, and the weight."""
+        x, running_mean, running_var, weight, _ = arguments
+        if self.training:
+            return x, *results[1:], weight
+        kept = statistics_dtype(x.dtype)
+        return x, running_mean.to(kept), torch.rsqrt(running_var.to(kept) + self.eps), weight
 
     def check(
         self,

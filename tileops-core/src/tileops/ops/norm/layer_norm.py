@@ -10,8 +10,10 @@ from torch import Tensor
 
 from tileops.kernels.layer_norm import HeldRowLayerNorm, LayerNorm, LayerNormCall, StreamedRowLayerNorm
 from tileops.ops.checks import check_beside, check_floating, check_number, fits, laid_out
+from tileops.ops.norm.layer_norm_backward import LayerNormBwdOp
 from tileops.ops.norm.shape import check_trailing, normalised
 from tileops.ops.op_base import Op
+from tileops.torch_boundary import TorchOp
 
 
 class LayerNormFwdOp(Op):
@@ -25,6 +27,8 @@ class LayerNormFwdOp(Op):
 
     interfaces = {"layer_norm": LayerNorm}
     kernel_types = {"held_row": HeldRowLayerNorm, "streamed_row": StreamedRowLayerNorm}
+    torch_ops = {"": TorchOp(contiguous=True, autocast={"cuda": torch.float32})}
+    backward = LayerNormBwdOp
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, target: str | None = None) -> None:
         super().__init__(target=target)

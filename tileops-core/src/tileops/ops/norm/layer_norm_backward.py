@@ -12,6 +12,7 @@ from tileops.kernels.layer_norm import LayerNormBwd, LayerNormBwdCall, Reference
 from tileops.ops.backward_op import BackwardOp
 from tileops.ops.checks import check_beside, check_floating, check_number, fits, laid_out
 from tileops.ops.norm.shape import check_gradient, check_trailing, dtype_of, has_facts_of, normalised, viewed
+from tileops.torch_boundary import TorchOp
 
 
 class LayerNormBwdOp(BackwardOp):
@@ -27,6 +28,7 @@ class LayerNormBwdOp(BackwardOp):
 
     interfaces = {"layer_norm_bwd": LayerNormBwd}
     kernel_types = {"reference": ReferenceLayerNormBwd}
+    torch_ops = {"": TorchOp(contiguous=True)}
     results = ("grad_x", "grad_weight", "grad_bias")
 
     def __init__(

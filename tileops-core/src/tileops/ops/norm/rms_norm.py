@@ -10,8 +10,10 @@ from torch import Tensor
 
 from tileops.kernels.rms_norm import HeldRowRMSNorm, RMSNorm, RMSNormCall, StreamedRowRMSNorm
 from tileops.ops.checks import check_beside, check_floating, check_number, fits, laid_out
+from tileops.ops.norm.rms_norm_backward import RMSNormBwdOp
 from tileops.ops.norm.shape import check_trailing, machine_eps, normalised
 from tileops.ops.op_base import Op
+from tileops.torch_boundary import TorchOp
 
 
 class RMSNormFwdOp(Op):
@@ -26,6 +28,8 @@ class RMSNormFwdOp(Op):
 
     interfaces = {"rms_norm": RMSNorm}
     kernel_types = {"held_row": HeldRowRMSNorm, "streamed_row": StreamedRowRMSNorm}
+    torch_ops = {"": TorchOp(contiguous=True, autocast={"cuda": torch.float32})}
+    backward = RMSNormBwdOp
 
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float | None = None, *, target: str | None = None

@@ -20,6 +20,7 @@ from tileops.ops.norm.shape import (
     normalised,
     viewed,
 )
+from tileops.torch_boundary import TorchOp
 
 
 class RMSNormBwdOp(BackwardOp):
@@ -34,6 +35,7 @@ class RMSNormBwdOp(BackwardOp):
 
     interfaces = {"rms_norm_bwd": RMSNormBwd}
     kernel_types = {"reference": ReferenceRMSNormBwd}
+    torch_ops = {"": TorchOp(contiguous=True)}
     results = ("grad_x", "grad_weight")
 
     def __init__(
