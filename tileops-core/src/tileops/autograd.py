@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tileops.backend.loading import load
-from tileops.backend.registration import registry
+from tileops.backend.registration import registry, when_registry_changes
 from tileops.errors import DeclarationError, InputError
 from tileops.torch_schema import names_of, op_with
 
@@ -23,33 +23,41 @@ class _Plan(NamedTuple):
     """How a call of an op becomes a call of its backward op: positions among the op's arguments.
 
     Args:
+        arguments: Their names.
         gradients: Those that have a gradient, in the order of the backward op's results.
-        saved: What the backward op takes beside the gradient; counted past the arguments, a result.
+        saved: What the backward op takes beside the gradient; counted past the arguments, a result. None where a
+            name is none of this op's: then its `saved` is not inherited.
         requested: Those that the backward op's call spec is made of.
         shared: Parameters that the backward op has too.
-        dtypes: Parameters of the backward op that are the dtype of an argument, with its position.
+        dtypes: The parameters of the backward op that are dtypes of arguments.
+        typed: Those arguments.
     """
 
+    arguments: tuple[str, ...]
     gradients: tuple[int, ...]
-    saved: tuple[int | None, ...]
+    saved: tuple[int, ...] | None
     requested: tuple[int, ...]
     shared: tuple[str, ...]
-    dtypes: tuple[tuple[str, int], ...]
+    dtypes: tuple[str, ...]
+    typed: tuple[int, ...]
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(cls: Any) -> _Plan:
-    """Read from the names. What is saved is None where a name is none of this op's: then its `saved` says it."""
+    """Read from the names."""
     arguments, parameters = names_of(cls.forward), names_of(cls.__init__)
-    known = (*arguments, *cls.results)
+    known, taken = (*arguments, *cls.results), names_of(cls.backward.forward)[1:]
     own = [name for name in names_of(cls.backward.__init__) if name not in ("need", "target")]
+    dtypes = tuple(name for name in own if name not in parameters)
     try:
         return _Plan(
+            arguments=arguments,
             gradients=tuple(arguments.index(name.removeprefix("grad_")) for name in cls.backward.results),
-            saved=tuple(known.index(name) if name in known else None for name in names_of(cls.backward.forward)[1:]),
-            requested=tuple(arguments.index(name) for name in names_of(cls.backward.request)),
+            saved=tuple(map(known.index, taken)) if set(taken) <= set(known) else None,
+            requested=tuple(map(arguments.index, names_of(cls.backward.request))),
             shared=tuple(name for name in own if name in parameters),
-            dtypes=tuple((n, arguments.index(n.removesuffix("_dtype"))) for n in own if n not in parameters),
+            dtypes=dtypes,
+            typed=tuple(arguments.index(name.removesuffix("_dtype")) for name in dtypes),
         )
     except ValueError as unknown:
         raise DeclarationError(
@@ -60,38 +68,53 @@ def _plan(cls: Any) -> _Plan:
 
 def saved_by_name(op: Any, arguments: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
     """The arguments and results of a call that its backward op takes beside the gradient."""
-    values, plan = (*arguments, *results), _plan(type(op))
-    if None in plan.saved:
-        raise DeclarationError(f"{type(op).__qualname__} needs a saved: its backward takes what is not among its names")
-    return tuple(values[cast("int", at)] for at in plan.saved)
+    saved = _plan(op.__class__).saved
+    if saved is None:
+        raise DeclarationError(
+            f"{type(op).__qualname__} must have a saved of its own: its backward takes "
+            f"{', '.join(names_of(type(op).backward.forward)[1:])}, not all of which it has"
+        )
+    values = (*arguments, *results)
+    return tuple([values[at] for at in saved])
 
 
 def backward_of(op: Any, arguments: Sequence[Any]) -> Any:
-    """The backward op of a call, which knows whose gradients are wanted.
+    """The backward op of a call, which knows whose gradients are wanted: made once for each set of facts.
 
     Raises:
         InputError: An argument that has no gradient requires grad.
     """
-    plan = _plan(type(op))
-    for at, argument in enumerate(arguments):
-        if argument is not None and argument.requires_grad and at not in plan.gradients:
-            name = names_of(op.forward)[at]
-            raise InputError(
-                f"{name} requires grad, and {type(op).__name__} has no gradient for it; give {name}.detach()"
-            )
-    wanted = [arguments[at] is not None and arguments[at].requires_grad for at in plan.gradients]
-    values = [(name, getattr(op, name)) for name in plan.shared]
-    values += [(name, None if arguments[at] is None else arguments[at].dtype) for name, at in plan.dtypes]
-    return op_with(type(op).backward, (*values, ("need", tuple(wanted))), _target_of_backward(op))
+    plan = _plan(op.__class__)
+    wanted = tuple([one is not None and one.requires_grad for one in arguments])
+    typed = [arguments[at] for at in plan.typed]
+    dtypes = tuple([None if one is None else one.dtype for one in typed])
+    facts = (op.__class__, wanted, dtypes, tuple([getattr(op, name) for name in plan.shared]), op.target)
+    try:
+        return _made(*facts)
+    except TypeError:  # symbolic numbers of a trace have no hash
+        return _made.__wrapped__(*facts)
 
 
-def _target_of_backward(op: Any) -> str | None:
-    """The op's target, where that has something for the backward op; else its kernel is selected."""
-    if op.target is None:
+@functools.lru_cache(maxsize=4096)
+def _made(cls: Any, wanted: Sequence[bool], dtypes: Sequence[Any], shared: Sequence[Any], target: str | None) -> Any:
+    plan = _plan(cls)
+    for at, (name, is_wanted) in enumerate(zip(plan.arguments, wanted)):
+        if is_wanted and at not in plan.gradients:
+            raise InputError(f"{name} requires grad, and {cls.__name__} has no gradient for it; give {name}.detach()")
+    need = tuple(wanted[at] for at in plan.gradients)
+    parameters = (*zip(plan.shared, shared), *zip(plan.dtypes, dtypes), ("need", need))
+    return op_with(cls.backward, parameters, _target_of_backward(cls.backward.__name__, target))
+
+
+def _target_of_backward(op: str, target: str | None) -> str | None:
+    """The target of the forward, where that has something for the backward op; else its kernel is selected."""
+    if target is None:
         return None
     load()
-    served = {(builder.op, builder.target) for builder in registry().builders()}
-    return op.target if (type(op).backward.__name__, op.target) in served else None
+    return target if (op, target) in {(one.op, one.target) for one in registry().builders()} else None
+
+
+when_registry_changes(_made.cache_clear)
 
 
 def with_gradient(op: Any, tensors: Sequence[Any], run: Callable[..., Any], *, looks_up: bool = True) -> Any:
@@ -104,15 +127,16 @@ def with_gradient(op: Any, tensors: Sequence[Any], run: Callable[..., Any], *, l
         looks_up: Whether the entry of the backward is looked up as well, so that a backward that nobody serves is
             refused here. It takes real tensors.
     """
-    cls = type(op)
+    cls = op.__class__
     if cls.backward is None:
         if not hasattr(op, "formula"):
             raise gradient_refusal(cls.__name__)
         return op.formula(*tensors)
-    arguments = (*tensors, *[None] * (len(names_of(cls.forward)) - len(tensors)))
+    plan = _plan(cls)
+    arguments = (*tensors, *[None] * (len(plan.arguments) - len(tensors)))
     backward = backward_of(op, arguments)
     if looks_up and backward.target is None and arguments[0].numel() > 0:
-        backward.kernel_for(*backward.request(*[arguments[at] for at in _plan(cls).requested]))
+        backward.kernel_for(*backward.request(*[arguments[at] for at in plan.requested]))
     return _call(op, backward, run, *arguments)
 
 
@@ -124,6 +148,11 @@ def gradient_refusal(op: str) -> InputError:
     )
 
 
+def _as_no_view(result: Tensor) -> Tensor:
+    """A result whose caller may write to it, which torch forbids where an autograd.Function returns a view."""
+    return torch.ops.aten._unsafe_view(result, result.shape) if result._is_view() else result
+
+
 class _Differentiated(torch.autograd.Function):
     """One call of an op with its backward, eager or below torch's dispatcher.
 
@@ -133,10 +162,14 @@ class _Differentiated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: Any, backward: Any, run: Callable[..., Any], *arguments: Any) -> Any:
         results = run(*arguments)
-        given = results if isinstance(results, tuple) else (results,)
-        ctx.save_for_backward(*op.saved(arguments, given))
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*[result for result in given[1:] if result is not None])
+        if isinstance(results, tuple):
+            results = (_as_no_view(results[0]), *results[1:])
+            ctx.save_for_backward(*op.saved(arguments, results))
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(*[result for result in results[1:] if result is not None])
+        else:
+            results = _as_no_view(results)
+            ctx.save_for_backward(*op.saved(arguments, (results,)))
         ctx.op, ctx.backward_op, ctx.arguments = op, backward, len(arguments)
         return results
 
@@ -145,7 +178,7 @@ class _Differentiated(torch.autograd.Function):
         gradients: list[Tensor | None] = [None] * ctx.arguments
         if grads[0] is not None:
             results = ctx.backward_op(grads[0], *ctx.saved_tensors)
-            for at, result in zip(_plan(type(ctx.op)).gradients, results):
+            for at, result in zip(_plan(ctx.op.__class__).gradients, results):
                 gradients[at] = result
         return None, None, None, *gradients
 

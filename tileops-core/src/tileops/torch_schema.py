@@ -123,7 +123,8 @@ def to_torch(route: Route, results: Any) -> Any:
     """What the torch op returns, from what the op does."""
     if route.masked:
         some = next(result for result in results if result is not None)
-        results = tuple(some.new_empty(0) if result is None else result for result in results)
+        given = tuple(some.new_empty(0) if result is None else result for result in results)
+        return given if len(given) > 1 else given[0]
     if route.returned is None:
         return results
     kept = [results[at] for at in route.returned]
@@ -133,6 +134,7 @@ def to_torch(route: Route, results: Any) -> Any:
 def from_torch(route: Route, op: Any, tensors: Sequence[Any], returned: Any) -> Any:
     """What the op returns, from what the torch op does."""
     if route.masked:
+        returned = (returned,) if route.results == 1 else returned
         return tuple([one if is_wanted else None for one, is_wanted in zip(returned, op.wanted(*tensors))])
     if route.returned is None:
         return returned
