@@ -358,8 +358,8 @@ def test_an_op_notes_a_few_kinds_of_calls_and_serves_all_others(checked: list[st
 
 def test_an_op_stops_trying_to_note_calls_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
-    guard_of = repeats.guard_of
-    monkeypatch.setattr(repeats, "guard_of", lambda *given: (tried.append(1), guard_of(*given))[1])
+    guarded = repeats.guarded
+    monkeypatch.setattr(repeats, "guarded", lambda *given: (tried.append(1), guarded(*given))[1])
     op, x = LayerNormFwdOp(64), torch.randn(64, 8).t()
     for _ in range(repeats.ATTEMPTS + 5):
         op(x)
@@ -385,4 +385,7 @@ def test_an_exception_of_a_repeat_names_the_kernel() -> None:
 
 
 def test_torch_has_the_guards_that_repeats_are_told_by() -> None:
-    assert torch_guards.guard_of((torch.ones(2, 3),), [(None, 3)]) is not None
+    call = torch_guards.guarded(torch.neg, 1, (torch.ones(2, 3),), [(None, 3)], print)
+    assert call is not None
+    assert torch.equal(call((torch.ones(5, 3),)), -torch.ones(5, 3))
+    assert call((torch.ones(5, 4),)) is None

@@ -1,7 +1,7 @@
 """Which calls torch must see, and which are like one that it need not have seen.
 
 An eager call on plain tensors stays out of torch's dispatcher; `needs_dispatcher` says which calls do not. It asks
-each question in Python. `guard_of` has torch's own guards, those that its compiled code starts with, ask all of
+each question in Python. `guarded` has torch's own guards, those that its compiled code starts with, ask all of
 them again in one call of C++: about a third of the time.
 """
 
@@ -32,7 +32,8 @@ ALIGNMENT: Final = 16
 Sizes = Sequence[Sequence["int | None"]]
 """The sizes of tensors, each by its axes; None where a size may vary."""
 
-Guard = Callable[[Sequence[Any]], bool]
+Guarded = Callable[[Sequence[Any]], Any]
+"""Takes the arguments of a call and returns its results; None where a guard does not pass them."""
 
 
 def needs_dispatcher(tensors: Sequence[Any]) -> bool:
@@ -56,15 +57,24 @@ def needs_dispatcher(tensors: Sequence[Any]) -> bool:
     )
 
 
-def guard_of(tensors: Sequence[Any], sizes: Sizes) -> Guard | None:
-    """A guard that passes later tensors only where a plain call sees no difference to these but `sizes`' None.
+def guarded(
+    run: Callable[..., Any], arity: int, tensors: Sequence[Any], sizes: Sizes, on_error: Callable[[Exception], None]
+) -> Guarded | None:
+    """`run` behind a guard, which passes tensors only where a plain call sees no difference to these.
 
-    It holds what this thread's state is now (modes, transforms, autocast, inference mode) and of each tensor the
-    class, dtype, device, layout, sizes and `requires_grad`; later tensors must also be contiguous and aligned,
-    have elements, no tangent, and no wanted gradient. Trailing arguments that were left out may be None.
+    The guard holds what this thread's state is now (modes, transforms, autocast, inference mode) and of each tensor
+    the class, dtype, device, layout, `sizes` and `requires_grad`; later tensors must also be contiguous and
+    aligned, have elements, no tangent, and no wanted gradient. Trailing arguments that were left out may be None.
+
+    Args:
+        run: What is called with the tensors, and with None for those of its `arity` arguments that were left out.
+        arity: The number of its arguments.
+        tensors: The tensors of a call that `run` served, without trailing None.
+        sizes: The sizes that later tensors must have.
+        on_error: Called with an exception that leaves `run`.
 
     Returns:
-        The guard; None where these tensors do not pass it themselves, or this torch has no such guards.
+        The guarded call; None where these tensors do not pass themselves, or this torch has no such guards.
     """
     # Where no size but the first varies, contiguous tensors have one sequence of strides.
     strides_vary = [None in axes[1:] for axes in sizes]
@@ -78,54 +88,62 @@ def guard_of(tensors: Sequence[Any], sizes: Sizes) -> Guard | None:
                 [None] * tensor.dim() if vary else list(tensor.stride()) for tensor, vary in zip(tensors, strides_vary)
             ],
         )
-        guard = _compiled(alike.check, strides_vary, [None in axes for axes in sizes], _wants_gradients(tensors))
-        return guard if guard(tensors) else None
+        may_be_empty = [None in axes for axes in sizes]
+        source = _source(arity, strides_vary, may_be_empty, has_parameters=any(one.requires_grad for one in tensors))
+        made = {"alike": alike.check, "run": run, "on_error": on_error, **_NAMES}
+        exec(source, made)  # noqa: S102 - only our own names enter the source
+        return made["call"] if made["guard"](*tensors) else None
     except Exception:  # an absent argument, or a torch whose guards are made in another way
         return None
 
 
-def _wants_gradients(tensors: Sequence[Any]) -> bool:
-    """Whether gradients are wanted wherever they are enabled. Nothing can enable them for inference mode's sake."""
-    return any(tensor.requires_grad for tensor in tensors) and not torch.is_inference_mode_enabled()
-
-
-def _compiled(alike: Any, strides_vary: Sequence[bool], may_be_empty: Sequence[bool], wants_gradients: bool) -> Guard:
-    """The guard as one expression over as many names as there are tensors: loops would double what it costs."""
+def _source(arity: int, strides_vary: Sequence[bool], may_be_empty: Sequence[bool], *, has_parameters: bool) -> str:
+    """The source of a guarded call: every question once, over as many names as there are tensors, in one frame."""
     names = [f"tensor_{at}" for at in range(len(strides_vary))]
     # Of a nested tensor torch's guards ask for strides that it does not have, and end the process.
     asked = [f"not {name}.is_nested" for name in names]
     asked += [f"alike({', '.join(names)})", "not function_mode()", "forward_ad._current_level < 0"]
-    asked += ["not is_grad_enabled()"] if wants_gradients else []
+    asked += ["not is_grad_enabled()"] if has_parameters else []
     asked += [f"{name}.is_contiguous()" for name, vary in zip(names, strides_vary) if vary]
     pointers = [f"{name}_pointer" if empty else f"{name}.data_ptr()" for name, empty in zip(names, may_be_empty)]
     asked += [f"({name}_pointer := {name}.data_ptr())" for name, empty in zip(names, may_be_empty) if empty]  # 0 if so
     asked += [f"({' | '.join(pointers)}) % {ALIGNMENT} == 0"]
-    source = f"""
-def guard(tensors):
+    guard, given = " and ".join(asked), ", ".join(names)
+    arguments = ", ".join([*names, *["None"] * (arity - len(names))])
+    return f"""
+def guard({given}):
+    return {guard}
+
+def call(tensors):
     if len(tensors) != {len(names)}:
-        tensors = given(tensors, {len(names)})
+        tensors = first_of(tensors, {len(names)})
         if tensors is None:
-            return False
-    {", ".join(names)}, = tensors
+            return None
+    {given}, = tensors
     try:
-        return {" and ".join(asked)}
+        if not ({guard}):
+            return None
     except AttributeError:  # something that is no tensor
-        return False
+        return None
+    try:
+        return run({arguments})
+    except Exception as error:
+        on_error(error)
+        raise
 """
-    made: dict[str, Any] = {
-        "alike": alike,
-        "function_mode": _function_mode,
-        "forward_ad": forward_ad,
-        "is_grad_enabled": is_grad_enabled,
-        "given": _given,
-        "__name__": __name__,
-    }
-    exec(source, made)  # noqa: S102 - only our own names enter the source
-    return made["guard"]
 
 
-def _given(tensors: Sequence[Any], count: int) -> Sequence[Any] | None:
+def _first_of(tensors: Sequence[Any], count: int) -> Sequence[Any] | None:
     """The first `count` tensors, where all others are absent."""
     if len(tensors) < count or any(tensor is not None for tensor in tensors[count:]):
         return None
     return tensors[:count]
+
+
+_NAMES: Final[dict[str, Any]] = {
+    "function_mode": _function_mode,
+    "forward_ad": forward_ad,
+    "is_grad_enabled": is_grad_enabled,
+    "first_of": _first_of,
+    "__name__": __name__,
+}

@@ -163,13 +163,10 @@ class Op:
         if not is_dynamo_compiling():
             noted = self._repeats
             if noted.entries is self._entries:
-                for guard, run in noted.known:
-                    if guard(tensors):
-                        try:
-                            return run(*tensors)
-                        except Exception as error:
-                            note_who_ran(error)
-                            raise
+                for repeat in noted.known:
+                    results = repeat(tensors)
+                    if results is not None:
+                        return results
         if needs_dispatcher(tensors):
             return call_through(self, tensors)
         results = self._run(*tensors)
