@@ -30,6 +30,7 @@ from tileops.ops.requests import check_request, refuse_unkeyable
 from tileops.ops.signature import argument_names, arguments_in_order, asked_for, parameter_names
 from tileops.ops.target_kernels import build_target_kernel, run_target_kernel, specs_of
 from tileops.record import key_of
+from tileops.scopes import active
 from tileops.torch_boundary import (
     TorchOp,
     call_through,
@@ -170,7 +171,7 @@ class Op:
     def kernel_for(self, interface: str, call: CallSpec) -> Callable[..., Any]:
         """The entry that serves `call` at the interface called `interface`.
 
-        A hit is one look-up by (interface, call): no implementation is consulted, no device property is read.
+        A hit is one look-up by (interface, call, scope in force): no implementation is consulted, no device property is read.
 
         Raises:
             OpNotAvailableError: No implementation runs on the call's device, or none of those serves it.
@@ -179,7 +180,7 @@ class Op:
             DeclarationError: The spec is of another type than the interface's, or cannot key a table.
         """
         try:
-            return self._entries[interface, call._table_key]
+            return self._entries[interface, call._table_key, active()]
         except (KeyError, AttributeError):
             pass  # resolved below, where an error has no context that its reader could not use
         except TypeError:
@@ -290,7 +291,7 @@ class Op:
         winner = next(one for one in candidates if one.full_key == selection.key)
         entry = entry_of(cls.__name__, cls.interfaces[interface], winner, plain)
         # A device without an index means the current one, which changes: only the spec that names it is kept.
-        _remember(entries, (interface, key_of(call if call.device == plain.device else plain)), entry)
+        _remember(entries, (interface, key_of(call if call.device == plain.device else plain), active()), entry)
         return entry
 
     def _run_target(self, tensors: tuple[Any, ...]) -> Any:
