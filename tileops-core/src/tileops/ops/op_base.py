@@ -30,7 +30,7 @@ from tileops.ops.requests import check_request, refuse_unkeyable
 from tileops.ops.signature import argument_names, arguments_in_order, asked_for, parameter_names
 from tileops.ops.target_kernels import build_target_kernel, run_target_kernel, specs_of
 from tileops.record import key_of
-from tileops.scopes import active
+from tileops.scopes import NO_SCOPE, Scope, active, in_effect, opening
 from tileops.torch_boundary import (
     TorchOp,
     call_through,
@@ -43,20 +43,24 @@ from tileops.torch_boundary import (
 from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
 
 
-def select(op: str, interface: str, implementations: Sequence[Implementation], call: CallSpec) -> Selection:
+def select(
+    op: str, interface: str, implementations: Sequence[Implementation], call: CallSpec, scope: Scope = NO_SCOPE
+) -> Selection:
     """Select the implementation that serves `call`.
 
-    Drop the unavailable, drop those that refuse, take the one that nothing else is preferred over. Pure, and
-    independent of the order of `implementations`.
+    Drop the unavailable, drop what the scope leaves out, drop those that refuse; of what the scope prefers first,
+    take the one that nothing else is preferred over. Pure, and independent of the order of `implementations`.
     """
     ordered = sorted(implementations, key=_reading_order)
-    verdicts = tuple(verdict_of(implementation, call) for implementation in ordered)
-    serving = [implementation for implementation, verdict in zip(ordered, verdicts) if verdict.serves]
+    verdicts = tuple(verdict_of(implementation, call, scope) for implementation in ordered)
+    serving = scope.foremost([one for one, verdict in zip(ordered, verdicts) if verdict.serves])
     over = precedence(ordered)
     unbeaten = [one for one in serving if not any(beats(other, one, over) for other in serving)]
     contenders = tuple(implementation.full_key for implementation in unbeaten)
     key = contenders[0] if len(contenders) == 1 else None
-    return Selection(op, interface, call, verdicts, key, _failure(verdicts, contenders), contenders)
+    failure = _failure(verdicts, contenders)
+    said = tuple(map(str, scope.statements))
+    return Selection(op, interface, call, verdicts, key, failure, contenders, scope=said)
 
 
 def _reading_order(implementation: Implementation) -> tuple[bool, str]:
@@ -279,7 +283,7 @@ class Op:
         if is_capturing(call.device):
             raise CaptureError(
                 f"{cls.__name__}.{interface} needs a kernel that is not ready, while a CUDA graph is captured; before "
-                f"the capture, call the op once or write:\n  {self!r}.prepare({interface!r}, {as_code(call)})"
+                f"the capture, call the op once or write:\n  {opening()}{self!r}.prepare({interface!r}, {as_code(call)})"
             )
         load()
         entries = cls._entries  # of this generation: a registration from now on makes a new table
@@ -319,7 +323,7 @@ def clear() -> None:
 
 def _selected(cls: type[Op], interface: str, candidates: Sequence[Implementation], call: CallSpec) -> Selection:
     """`select`, and where nothing is selected what backends have to say about it."""
-    selection = select(cls.__name__, interface, candidates, call)
+    selection = select(cls.__name__, interface, candidates, call, in_effect(cls))
     if selection.key is not None:
         return selection
     return dataclasses.replace(selection, remarks=registry().remarks())
