@@ -658,6 +658,25 @@ def layer_norm(no_backends: None) -> Any:
     return made
 
 
+def test_calls_that_repeat_in_turns_in_two_scopes_get_their_own_kernels(layer_norm: Any) -> None:
+    x = torch.randn(2, 4)
+    for _ in range(3):
+        layer_norm(x)
+        with tileops.selection(prefer="local:two"):
+            layer_norm(x)
+    assert layer_norm.log == ["one", "two"] * 3
+    assert len(layer_norm._repeats.known) == 2
+
+
+def test_a_default_reaches_calls_that_repeat(layer_norm: Any) -> None:
+    x = torch.randn(2, 4)
+    for name in ("one", "two", "one"):
+        tileops.set_default_selection(prefer=f"local:{name}")
+        layer_norm(x)
+        layer_norm(x)
+    assert layer_norm.log == ["one", "one", "two", "two", "one", "one"]
+
+
 def test_a_compiled_graph_picks_its_kernels_in_the_scope_that_it_is_called_in(layer_norm: Any, dynamo: None) -> None:
     compiled = torch.compile(lambda x: layer_norm(x) * 2, backend="eager", fullgraph=True)
     x = torch.randn(2, 4)
