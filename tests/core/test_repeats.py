@@ -72,11 +72,14 @@ def test_a_call_with_other_rows_is_a_repeat(rows: int, checked: list[str]) -> No
 def test_every_way_to_pass_arguments_is_a_repeat_of_the_others(checked: list[str]) -> None:
     op, (x, w, b) = warm()
     op(x, w)
+    op(x, None, b)
+    op(x, w, None)
     checked.clear()
     for result in (op(x=x, weight=w, bias=b), op(x, bias=b, weight=w), op(x, w, b)):
         torch.testing.assert_close(result, expected(x, w, b))
     for result in (op(x, w), op(x, w, None), op(x, bias=None, weight=w)):
         torch.testing.assert_close(result, expected(x, w))
+    torch.testing.assert_close(op(x, bias=b), expected(x, None, b))
     assert checked == []
 
 

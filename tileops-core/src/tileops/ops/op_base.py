@@ -32,6 +32,7 @@ from tileops.ops.requests import check_request, refuse_unkeyable
 from tileops.ops.signature import argument_names, arguments_in_order, asked_for, parameter_names
 from tileops.ops.target_kernels import build_target_kernel, run_target_kernel, specs_of
 from tileops.record import key_of
+from tileops.scopes import NO_SCOPE, Scope, active, in_effect, opening
 from tileops.torch_boundary import (
     TorchOp,
     call_through,
@@ -44,20 +45,24 @@ from tileops.torch_guards import ALIGNMENT, Sizes, needs_dispatcher
 from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
 
 
-def select(op: str, interface: str, implementations: Sequence[Implementation], call: CallSpec) -> Selection:
+def select(
+    op: str, interface: str, implementations: Sequence[Implementation], call: CallSpec, scope: Scope = NO_SCOPE
+) -> Selection:
     """Select the implementation that serves `call`.
 
-    Drop the unavailable, drop those that refuse, take the one that nothing else is preferred over. Pure, and
-    independent of the order of `implementations`.
+    Drop the unavailable, drop what the scope leaves out, drop those that refuse; of what the scope prefers first,
+    take the one that nothing else is preferred over. Pure, and independent of the order of `implementations`.
     """
     ordered = sorted(implementations, key=_reading_order)
-    verdicts = tuple(verdict_of(implementation, call) for implementation in ordered)
-    serving = [implementation for implementation, verdict in zip(ordered, verdicts) if verdict.serves]
+    verdicts = tuple(verdict_of(implementation, call, scope) for implementation in ordered)
+    serving = scope.foremost([one for one, verdict in zip(ordered, verdicts) if verdict.serves])
     over = precedence(ordered)
     unbeaten = [one for one in serving if not any(beats(other, one, over) for other in serving)]
     contenders = tuple(implementation.full_key for implementation in unbeaten)
     key = contenders[0] if len(contenders) == 1 else None
-    return Selection(op, interface, call, verdicts, key, _failure(verdicts, contenders), contenders)
+    failure = _failure(verdicts, contenders)
+    said = tuple(map(str, scope.statements))
+    return Selection(op, interface, call, verdicts, key, failure, contenders, scope=said)
 
 
 def _reading_order(implementation: Implementation) -> tuple[bool, str]:
@@ -161,12 +166,13 @@ class Op:
         if named or not tensors:
             tensors = arguments_in_order(type(self), tensors, named)
         if not is_dynamo_compiling():
-            noted = self._repeats
+            noted, scope = self._repeats, active()
             if noted.entries is self._entries:
-                for repeat in noted.known:
-                    results = repeat(tensors)
-                    if results is not None:
-                        return results
+                for noted_in, repeat in noted.known:
+                    if noted_in is scope:
+                        results = repeat(tensors)
+                        if results is not None:
+                            return results
         if needs_dispatcher(tensors):
             return call_through(self, tensors)
         results = self._run(*tensors)
@@ -221,7 +227,7 @@ class Op:
     def kernel_for(self, interface: str, call: CallSpec) -> Callable[..., Any]:
         """The entry that serves `call` at the interface called `interface`.
 
-        A hit is one look-up by (interface, call): no implementation is consulted, no device property is read.
+        A hit is one look-up by (interface, call, scope in force): no implementation is consulted, no device property is read.
 
         Raises:
             OpNotAvailableError: No implementation runs on the call's device, or none of those serves it.
@@ -230,7 +236,7 @@ class Op:
             DeclarationError: The spec is of another type than the interface's, or cannot key a table.
         """
         try:
-            return self._entries[interface, call._table_key]
+            return self._entries[interface, call._table_key, active()]
         except (KeyError, AttributeError):
             pass  # resolved below, where an error has no context that its reader could not use
         except TypeError:
@@ -329,7 +335,7 @@ class Op:
         if is_capturing(call.device):
             raise CaptureError(
                 f"{cls.__name__}.{interface} needs a kernel that is not ready, while a CUDA graph is captured; before "
-                f"the capture, call the op once or write:\n  {self!r}.prepare({interface!r}, {as_code(call)})"
+                f"the capture, call the op once or write:\n  {opening()}{self!r}.prepare({interface!r}, {as_code(call)})"
             )
         load()
         entries = cls._entries  # of this generation: a registration from now on makes a new table
@@ -341,7 +347,7 @@ class Op:
         winner = next(one for one in candidates if one.full_key == selection.key)
         entry = entry_of(cls.__name__, cls.interfaces[interface], winner, plain)
         # A device without an index means the current one, which changes: only the spec that names it is kept.
-        _remember(entries, (interface, key_of(call if call.device == plain.device else plain)), entry)
+        _remember(entries, (interface, key_of(call if call.device == plain.device else plain), active()), entry)
         return entry
 
     def _run_target(self, tensors: tuple[Any, ...]) -> Any:
@@ -369,7 +375,7 @@ def clear() -> None:
 
 def _selected(cls: type[Op], interface: str, candidates: Sequence[Implementation], call: CallSpec) -> Selection:
     """`select`, and where nothing is selected what backends have to say about it."""
-    selection = select(cls.__name__, interface, candidates, call)
+    selection = select(cls.__name__, interface, candidates, call, in_effect(cls))
     if selection.key is not None:
         return selection
     return dataclasses.replace(selection, remarks=registry().remarks())

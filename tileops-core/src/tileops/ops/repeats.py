@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from tileops.ops.entries import note_who_ran
 from tileops.ops.signature import asked_for
 from tileops.record import key_of
+from tileops.scopes import Scope, active
 from tileops.torch_guards import Guarded, guarded
 
 MOST: Final = 4
@@ -27,12 +28,12 @@ class Repeats(NamedTuple):
     Args:
         entries: The look-up table of the op class that they were found in. Registrations make a new one, and none
             of these is a repeat any more.
-        known: For each kind its entry behind a guard.
+        known: For each kind the scope that it was served in, and its entry behind a guard.
         left: Calls that may still be noted.
     """
 
     entries: dict[Any, Any]
-    known: tuple[Guarded, ...] = ()
+    known: tuple[tuple[Scope | None, Guarded], ...] = ()
     left: int = ATTEMPTS
 
 
@@ -44,16 +45,15 @@ def with_call(repeats: Repeats, op: Any, tensors: tuple[Any, ...]) -> Repeats:
     entries: dict[Any, Any] = op._entries
     if repeats.entries is not entries:
         repeats = Repeats(entries)
-    while tensors[-1] is None:
-        tensors = tensors[:-1]
     sizes = op.call_sizes(*tensors)
     if sizes is None or len(repeats.known) == MOST:
         return repeats._replace(left=0)
     entry = _entry_of(op, entries, tensors)
-    known = entry and guarded(entry, len(op.argument_names), tensors, sizes, note_who_ran)
-    return Repeats(entries, repeats.known if known is None else (*repeats.known, known), repeats.left - 1)
+    call = None if entry is None else guarded(entry, len(op.argument_names), tensors, sizes, note_who_ran)
+    known = repeats.known if call is None else (*repeats.known, (active(), call))
+    return Repeats(entries, known, repeats.left - 1)
 
 
 def _entry_of(op: Any, entries: dict[Any, Any], tensors: tuple[Any, ...]) -> Any:
     interface, call = asked_for(op, tensors)
-    return entries.get((interface, key_of(call)))
+    return entries.get((interface, key_of(call), active()))
