@@ -39,17 +39,17 @@ def row_launch(launch: Launch, n: int, x: Tensor, *affine: Tensor | None) -> Cal
         return None
     index, dtype, strides = x.device.index, x.dtype, (n, 1)
 
-    def empty(x: Tensor) -> Tensor:
-        if _current_device() == index:
-            return _empty_strided_cuda((x.shape[0], n), strides, dtype)
-        return torch.empty_like(x)
-
+    # Written out, for a frame between them would cost a hundredth of a short call.
     def with_weight(x: Tensor, weight: Tensor | None) -> Tensor:
-        launch(x, weight, y := empty(x))
+        here = _current_device() == index
+        y = _empty_strided_cuda((x.shape[0], n), strides, dtype) if here else torch.empty_like(x)
+        launch(x, weight, y)
         return y
 
     def with_weight_and_bias(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        launch(x, weight, bias, y := empty(x))
+        here = _current_device() == index
+        y = _empty_strided_cuda((x.shape[0], n), strides, dtype) if here else torch.empty_like(x)
+        launch(x, weight, bias, y)
         return y
 
     return {1: with_weight, 2: with_weight_and_bias}.get(len(affine))

@@ -6,7 +6,7 @@ was checked and its entry found, a guard tells the next one like it, and nothing
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from tileops.kernels.kernel_base import Kernel
 from tileops.ops.entries import note_who_ran
@@ -59,4 +59,6 @@ def _entry_of(op: Any, entries: dict[Any, Any], tensors: tuple[Any, ...]) -> Any
     """What repeats of the call go to; None where its look-up is not stored."""
     interface, call = asked_for(op, tensors)
     entry = entries.get((interface, key_of(call), active()))
-    return entry.repeated(*arguments_in_order(type(op), tensors, {})) if isinstance(entry, Kernel) else entry
+    if not isinstance(entry, Kernel):
+        return entry
+    return cast("Kernel[Any]", entry).repeated(*arguments_in_order(type(op), tensors, {}))

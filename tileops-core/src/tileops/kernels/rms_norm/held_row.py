@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import final
+from typing import Any, final
 
 from torch import Tensor
 
@@ -51,6 +51,6 @@ class HeldRowRMSNorm(RMSNorm):
         """Launch the program on x as (rows, n)."""
         return launch_rows(self._launch, self._n, x, weight)
 
-    def repeated(self, x: Tensor, weight: Tensor | None) -> Callable[..., Tensor]:
+    def repeated(self, *args: Any) -> Callable[..., Any]:
         """The launch alone."""
-        return row_launch(self._launch, self._n, x, weight) or self
+        return row_launch(self._launch, self._n, *args) or self
