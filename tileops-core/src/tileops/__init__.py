@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Final
 
-import tileops.torch_namespace  # noqa: F401 - for what it does
+import tileops.torch_namespace  # noqa: F401 - for what it does  # pyright: ignore[reportUnusedImport]
 
 if TYPE_CHECKING:
     from tileops.backend import register_kernel_builder, register_kernel_type, unregister_kernel_type
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         KernelFaultWarning,
         OpNotAvailableError,
         RegistrationError,
+        ScopeError,
         TileopsError,
         UnknownTargetError,
     )
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         RMSNormFwdOp,
     )
     from tileops.ops.op_base import Op, clear
+    from tileops.scopes import checkpoint_contexts, selection, set_default_selection
     from tileops.torch_schema import TorchOp
     from tileops.verdict import IN_TREE, Selection, Verdict
 
@@ -72,6 +74,7 @@ _HOME: Final = {
     "RMSNormBwdOp": "ops",
     "RMSNormFwdOp": "ops",
     "RegistrationError": "errors",
+    "ScopeError": "errors",
     "Selection": "verdict",
     "SizeClass": "call_spec",
     "TileopsError": "errors",
@@ -79,9 +82,12 @@ _HOME: Final = {
     "UnknownTargetError": "errors",
     "Verdict": "verdict",
     "at_least": "device",
+    "checkpoint_contexts": "scopes",
     "clear": "ops.op_base",
     "register_kernel_builder": "backend",
     "register_kernel_type": "backend",
+    "selection": "scopes",
+    "set_default_selection": "scopes",
     "unregister_kernel_type": "backend",
 }
 
@@ -110,6 +116,7 @@ __all__ = [
     "RMSNormBwdOp",
     "RMSNormFwdOp",
     "RegistrationError",
+    "ScopeError",
     "Selection",
     "SizeClass",
     "TileopsError",
@@ -117,9 +124,12 @@ __all__ = [
     "UnknownTargetError",
     "Verdict",
     "at_least",
+    "checkpoint_contexts",
     "clear",
     "register_kernel_builder",
     "register_kernel_type",
+    "selection",
+    "set_default_selection",
     "unregister_kernel_type",
 ]
 

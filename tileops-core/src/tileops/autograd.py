@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from tileops.backend.loading import load
 from tileops.backend.registration import registry, when_registry_changes
 from tileops.errors import DeclarationError, InputError
+from tileops.scopes import Scope, active, in_force
 from tileops.torch_schema import names_of, op_with
 
 
@@ -133,7 +135,7 @@ def with_gradient(op: Any, tensors: Sequence[Any], run: Callable[..., Any], *, l
             raise gradient_refusal(cls.__name__)
         return op.formula(*tensors)
     plan = _plan(cls)
-    arguments = (*tensors, *[None] * (len(plan.arguments) - len(tensors)))
+    arguments: tuple[Any, ...] = (*tensors, *[None] * (len(plan.arguments) - len(tensors)))
     backward = backward_of(op, arguments)
     if looks_up and backward.target is None and arguments[0].numel() > 0:
         backward.kernel_for(*backward.request(*[arguments[at] for at in plan.requested]))
@@ -153,6 +155,14 @@ def _as_no_view(result: Tensor) -> Tensor:
     return torch.ops.aten._unsafe_view(result, result.shape) if result._is_view() else result
 
 
+def _in_scope(scope: Scope | None, backward: Any, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The call of a backward op under the scope of its forward. Compiled, it has the scope in which it runs."""
+    if active() is scope or is_dynamo_compiling():
+        return backward(*tensors)
+    with in_force(scope):
+        return backward(*tensors)
+
+
 class _Differentiated(torch.autograd.Function):
     """One call of an op with its backward, eager or below torch's dispatcher.
 
@@ -161,23 +171,21 @@ class _Differentiated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, op: Any, backward: Any, run: Callable[..., Any], *arguments: Any) -> Any:
-        results = run(*arguments)
-        if isinstance(results, tuple):
-            results = (_as_no_view(results[0]), *results[1:])
-            ctx.save_for_backward(*op.saved(arguments, results))
+        returned = run(*arguments)
+        first, *others = cast("tuple[Any, ...]", returned) if isinstance(returned, tuple) else (returned,)
+        results = (_as_no_view(first), *others)
+        ctx.save_for_backward(*op.saved(arguments, results))
+        if others:
             ctx.set_materialize_grads(False)
-            ctx.mark_non_differentiable(*[result for result in results[1:] if result is not None])
-        else:
-            results = _as_no_view(results)
-            ctx.save_for_backward(*op.saved(arguments, (results,)))
-        ctx.op, ctx.backward_op, ctx.arguments = op, backward, len(arguments)
-        return results
+            ctx.mark_non_differentiable(*[result for result in others if result is not None])
+        ctx.op, ctx.backward_op, ctx.arguments, ctx.scope = op, backward, len(arguments), active()
+        return results if isinstance(returned, tuple) else results[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         gradients: list[Tensor | None] = [None] * ctx.arguments
         if grads[0] is not None:
-            results = ctx.backward_op(grads[0], *ctx.saved_tensors)
+            results = _in_scope(ctx.scope, ctx.backward_op, grads[0], *ctx.saved_tensors)
             for at, result in zip(_plan(ctx.op.__class__).gradients, results):
                 gradients[at] = result
         return None, None, None, *gradients
@@ -193,4 +201,4 @@ def tangent_refusal(op: str) -> InputError:
 
 
 # The `apply` of C++, below the one that asks about torch.func and costs as much as a call.
-_call: Final[Callable[..., Any]] = super(torch.autograd.Function, _Differentiated).apply
+_call: Final[Callable[..., Any]] = cast("Any", super(torch.autograd.Function, _Differentiated)).apply

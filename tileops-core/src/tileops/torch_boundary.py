@@ -1,65 +1,33 @@
-"""Where a call meets PyTorch: which calls go through its dispatcher.
+"""Where a call meets PyTorch: the calls that go through its dispatcher.
 
-An eager call on plain tensors never enters torch's dispatcher. Every other call (tracing, modes, transforms,
-subclasses) is one node `torch.ops.tileops.<name>`, with the op's tensors and parameters as arguments.
+An eager call on plain tensors never enters torch's dispatcher (`torch_guards.py`). Every other call (tracing,
+modes, transforms, subclasses) is one node `torch.ops.tileops.<name>` (`torch_ops.py`), with the op's tensors and
+parameters as arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
 from torch.overrides import is_tensor_like  # pyright: ignore[reportUnknownVariableType]
 
 from tileops.autograd import with_gradient
 from tileops.errors import DeclarationError, InputError
-from tileops.torch_ops import PLAIN, declare, owner_of
+from tileops.torch_ops import declare, owner_of
 from tileops.torch_schema import Route, TorchOp, from_torch
 
 __all__ = [
     "TorchOp",
     "call_through",
     "declare",
-    "needs_dispatcher",
     "note_written",
     "refuse_nested",
     "with_gradient",
     "written_positions",
 ]
-
-# Private names of torch, with `forward_ad._current_level` below. A test names each.
-_C: Final = cast("Any", torch._C)
-_dispatch_modes: Final[Callable[[], int]] = _C._len_torch_dispatch_stack
-_function_mode: Final[Callable[[], bool]] = _C._is_torch_function_mode_enabled
-_transforms: Final[Callable[[], bool]] = _C._are_functorch_transforms_active
-_tracing: Final[Callable[[], bool]] = _C._is_tracing
-_autocast: Final[Callable[[], bool]] = _C._is_any_autocast_enabled
-_forward_ad: Final = cast("Any", forward_ad)
-
-
-def needs_dispatcher(tensors: Sequence[Any]) -> bool:
-    """Whether torch must see the call: a kernel that takes pointers would get it wrong, or hide it.
-
-    Not asked here, because a check of the op's or its copy to contiguous memory answers it: sparse, nested and
-    quantised tensors, and negative-bit views.
-    """
-    if is_dynamo_compiling():  # first: while it traces, dynamo takes this for true and never sees the rest
-        return True
-    for tensor in tensors:
-        if tensor.__class__ not in PLAIN:
-            return True
-    return (
-        _forward_ad._current_level >= 0
-        or _dispatch_modes() > 0
-        or _function_mode()
-        or _transforms()
-        or _tracing()
-        or _autocast()  # the dearest; asking the tensors' dtypes first would cost more
-    )
 
 
 def call_through(op: Any, tensors: Sequence[Any]) -> Any:

@@ -18,13 +18,14 @@ from functools import partial
 from typing import Any, Final, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from tileops.autograd import tangent_refusal, with_gradient
 from tileops.backend.loading import load
 from tileops.catalogue import IN_TREE_OPS, find_op
 from tileops.errors import DeclarationError, InputError
+from tileops.torch_guards import PLAIN
 from tileops.torch_schema import Route, from_torch, op_with, route_of, schema_of, to_torch, torch_op_name
 
 # Private names of torch, with `OpOverload.redispatch` and those of forward_ad below. A test names each.
@@ -40,9 +41,6 @@ _forward_ad: Final = cast("Any", forward_ad)
 
 _AUTOCAST: Final = ("cpu", "cuda", "hpu", "mps", "xla", "xpu")
 """Device types with an autocast key of their own."""
-
-PLAIN: Final = frozenset({Tensor, nn.Parameter, type(None)})
-"""The classes of arguments that are no more than their memory, and that hold some where they are not meta."""
 
 _library: Final = torch.library.Library("tileops", "FRAGMENT")
 _lock = threading.RLock()  # not Final: a forked child gets a new one
@@ -100,7 +98,7 @@ def packet(namespace: Any, name: str, find: Callable[[Any, str], Any]) -> Any:
         load()  # a backend may bring the op
     with _lock:
         _define(public)
-        found = vars(namespace).get(name)
+        found: Any = namespace.__dict__.get(name)
         return find(namespace, name) if found is None else found
 
 
@@ -235,4 +233,4 @@ def _rebuilt(name: str, given: Sequence[Any]) -> tuple[Route, Any]:
         tuple(cast("Any", one)) if isinstance(one, (list, tuple)) else one for one in given[len(route.arguments) :]
     ]
     target = values[len(route.parameters)] if len(values) > len(route.parameters) else None
-    return route, op_with(cls, (*zip(route.parameters, values), *route.where), target)
+    return route, op_with(cls, (*zip(route.parameters, values), *route.where), cast("str | None", target))

@@ -123,8 +123,8 @@ def to_torch(route: Route, results: Any) -> Any:
     """What the torch op returns, from what the op does."""
     if route.masked:
         some = next(result for result in results if result is not None)
-        given = tuple(some.new_empty(0) if result is None else result for result in results)
-        return given if len(given) > 1 else given[0]
+        given = [some.new_empty(0) if result is None else result for result in results]
+        return tuple(given) if len(given) > 1 else given[0]
     if route.returned is None:
         return results
     kept = [results[at] for at in route.returned]
@@ -134,8 +134,8 @@ def to_torch(route: Route, results: Any) -> Any:
 def from_torch(route: Route, op: Any, tensors: Sequence[Any], returned: Any) -> Any:
     """What the op returns, from what the torch op does."""
     if route.masked:
-        returned = (returned,) if route.results == 1 else returned
-        return tuple([one if is_wanted else None for one, is_wanted in zip(returned, op.wanted(*tensors))])
+        kept = (returned,) if route.results == 1 else returned
+        return tuple([one if is_wanted else None for one, is_wanted in zip(kept, op.wanted(*tensors))])
     if route.returned is None:
         return returned
     kept = (returned,) if len(route.returned) == 1 else returned

@@ -31,10 +31,10 @@ class BackwardOp(Op):
     def __init__(self, need: Sequence[bool], *, target: str | None = None) -> None:
         super().__init__(target=target)
         self.need = tuple(need)
-        if len(self.need) != len(self.results) or not all(isinstance(one, bool) for one in self.need):
+        if len(self.need) != len(self.results) or {*map(type, self.need)} != {bool}:
             raise InputError(f"need is {need!r}; it must say for each of {', '.join(self.results)} True or False")
 
-    def request(self, *tensors: Any) -> tuple[str, CallSpec]:
+    def request(self, *args: Any, **kwargs: Any) -> tuple[str, CallSpec]:
         """The interface and the call spec, from arguments of the other op, by the names of the parameters here.
 
         The other op asks before it runs, so that a backward that nobody serves is refused there.

@@ -48,6 +48,7 @@ class BatchNormBwdOp(BackwardOp):
 
     interfaces = {"batch_norm_bwd_train": BatchNormBwdTrain, "batch_norm_bwd_infer": BatchNormBwdInfer}
     kernel_types = {"reference_train": ReferenceBatchNormBwdTrain, "reference_infer": ReferenceBatchNormBwdInfer}
+    any_layout = True  # channels-last memory is served as it is
     results = ("grad_x", "grad_weight", "grad_bias")
 
     def __init__(

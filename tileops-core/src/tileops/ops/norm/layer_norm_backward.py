@@ -10,12 +10,12 @@ from torch import Tensor
 
 from tileops.kernels.layer_norm import LayerNormBwd, LayerNormBwdCall, ReferenceLayerNormBwd
 from tileops.ops.backward_op import BackwardOp
-from tileops.ops.checks import check_beside, check_floating, check_number, fits, laid_out
-from tileops.ops.norm.shape import check_gradient, check_trailing, dtype_of, has_facts_of, normalised, viewed
+from tileops.ops.checks import check_number
+from tileops.ops.norm.shape import GradientsOfRows, dtype_of, normalised, viewed
 from tileops.torch_boundary import TorchOp
 
 
-class LayerNormBwdOp(BackwardOp):
+class LayerNormBwdOp(GradientsOfRows, BackwardOp):
     """The gradients of layer norm.
 
     Args:
@@ -29,6 +29,7 @@ class LayerNormBwdOp(BackwardOp):
     interfaces = {"layer_norm_bwd": LayerNormBwd}
     kernel_types = {"reference": ReferenceLayerNormBwd}
     torch_ops = {"": TorchOp(contiguous=True)}
+    call_sizes = GradientsOfRows.call_sizes
     results = ("grad_x", "grad_weight", "grad_bias")
 
     def __init__(
@@ -70,7 +71,7 @@ class LayerNormBwdOp(BackwardOp):
         Source: arXiv:1607.06450; agrees with the gradients of `torch.nn.functional.layer_norm`.
         """
         kernel = self.kernel_for(*self.request(x, weight))
-        grad_x, grad_weight, grad_bias = kernel(*laid_out(grad, x, weight))
+        grad_x, grad_weight, grad_bias = kernel(grad, x, weight)
         return grad_x, viewed(grad_weight, self.normalized_shape), viewed(grad_bias, self.normalized_shape)
 
     def request(self, x: Tensor, weight: Tensor | None = None) -> tuple[str, LayerNormBwdCall]:
@@ -85,16 +86,6 @@ class LayerNormBwdOp(BackwardOp):
 
     def _bias_dtype(self, x: Tensor, weight: Tensor | None) -> torch.dtype:
         return self.bias_dtype or (x if weight is None else weight).dtype
-
-    def check(self, grad: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
-        """Refuse arguments that do not fit."""
-        shape = self.normalized_shape
-        if has_facts_of(grad, x) and fits(x, shape, (weight,)) and x.shape[-len(shape) :] == shape:
-            return
-        check_floating("x", x)
-        check_gradient(grad, x)
-        check_trailing(x, shape)
-        check_beside("weight", weight, x, shape, of="the normalized_shape")
 
     def empty_results(
         self, grad: Tensor, x: Tensor, weight: Tensor | None = None

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from tileops.kernels.rms_norm import HeldRowRMSNorm, RMSNorm, RMSNormCall, StreamedRowRMSNorm
-from tileops.ops.checks import check_beside, check_floating, check_number, fits, laid_out
+from tileops.ops.checks import check_number
 from tileops.ops.norm.rms_norm_backward import RMSNormBwdOp
-from tileops.ops.norm.shape import check_trailing, machine_eps, normalised
+from tileops.ops.norm.shape import NormalisesRows, machine_eps, normalised
 from tileops.ops.op_base import Op
 from tileops.torch_boundary import TorchOp
 
 
-class RMSNormFwdOp(Op):
+class RMSNormFwdOp(NormalisesRows, Op):
     """Divide the trailing axes of a tensor by their root mean square, then scale.
 
     Args:
@@ -28,8 +28,9 @@ class RMSNormFwdOp(Op):
 
     interfaces = {"rms_norm": RMSNorm}
     kernel_types = {"held_row": HeldRowRMSNorm, "streamed_row": StreamedRowRMSNorm}
-    torch_ops = {"": TorchOp(contiguous=True, autocast={"cuda": torch.float32})}
     backward = RMSNormBwdOp
+    torch_ops = {"": TorchOp(contiguous=True, autocast={"cuda": torch.float32})}
+    call_sizes = NormalisesRows.call_sizes
 
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float | None = None, *, target: str | None = None
@@ -61,18 +62,4 @@ class RMSNormFwdOp(Op):
         n = math.prod(self.normalized_shape)
         eps = machine_eps(x.dtype) if self.eps is None else self.eps
         call = RMSNormCall(x.device, n, x.dtype, eps, None if weight is None else weight.dtype)
-        return self.kernel_for("rms_norm", call)(*laid_out(x, weight))
-
-    def check(self, x: Tensor, weight: Tensor | None = None) -> None:
-        """Refuse arguments that do not fit."""
-        shape = self.normalized_shape
-        if fits(x, shape, (weight,)) and x.shape[-len(shape) :] == shape:
-            return
-        check_floating("x", x)
-        check_trailing(x, self.normalized_shape)
-        check_beside("weight", weight, x, self.normalized_shape, of="the normalized_shape")
-
-    def empty_results(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """A new tensor without elements."""
-        del weight
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
+        return self.kernel_for("rms_norm", call)(x, weight)

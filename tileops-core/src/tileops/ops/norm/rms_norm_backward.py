@@ -10,20 +10,12 @@ from torch import Tensor
 
 from tileops.kernels.rms_norm import ReferenceRMSNormBwd, RMSNormBwd, RMSNormBwdCall
 from tileops.ops.backward_op import BackwardOp
-from tileops.ops.checks import check_beside, check_floating, check_number, fits, laid_out
-from tileops.ops.norm.shape import (
-    check_gradient,
-    check_trailing,
-    dtype_of,
-    has_facts_of,
-    machine_eps,
-    normalised,
-    viewed,
-)
+from tileops.ops.checks import check_number
+from tileops.ops.norm.shape import GradientsOfRows, dtype_of, machine_eps, normalised, viewed
 from tileops.torch_boundary import TorchOp
 
 
-class RMSNormBwdOp(BackwardOp):
+class RMSNormBwdOp(GradientsOfRows, BackwardOp):
     """The gradients of RMS norm.
 
     Args:
@@ -36,6 +28,7 @@ class RMSNormBwdOp(BackwardOp):
     interfaces = {"rms_norm_bwd": RMSNormBwd}
     kernel_types = {"reference": ReferenceRMSNormBwd}
     torch_ops = {"": TorchOp(contiguous=True)}
+    call_sizes = GradientsOfRows.call_sizes
     results = ("grad_x", "grad_weight")
 
     def __init__(
@@ -72,7 +65,7 @@ class RMSNormBwdOp(BackwardOp):
         Numerics: the mean square is recomputed from x; it and the sums are in float32 (float64 for float64).
         Source: arXiv:1910.07467; agrees with the gradients of `torch.nn.functional.rms_norm`.
         """
-        grad_x, grad_weight = self.kernel_for(*self.request(x, weight))(*laid_out(grad, x, weight))
+        grad_x, grad_weight = self.kernel_for(*self.request(x, weight))(grad, x, weight)
         return grad_x, viewed(grad_weight, self.normalized_shape)
 
     def request(self, x: Tensor, weight: Tensor | None = None) -> tuple[str, RMSNormBwdCall]:
@@ -81,16 +74,6 @@ class RMSNormBwdOp(BackwardOp):
         eps = machine_eps(x.dtype) if self.eps is None else self.eps
         call = RMSNormBwdCall(x.device, math.prod(self.normalized_shape), x.dtype, eps, dtype_of(weight), need)
         return "rms_norm_bwd", call
-
-    def check(self, grad: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
-        """Refuse arguments that do not fit."""
-        shape = self.normalized_shape
-        if has_facts_of(grad, x) and fits(x, shape, (weight,)) and x.shape[-len(shape) :] == shape:
-            return
-        check_floating("x", x)
-        check_gradient(grad, x)
-        check_trailing(x, shape)
-        check_beside("weight", weight, x, shape, of="the normalized_shape")
 
     def empty_results(
         self, grad: Tensor, x: Tensor, weight: Tensor | None = None

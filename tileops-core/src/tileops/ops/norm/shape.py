@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from tileops.errors import InputError
-from tileops.ops.checks import check_tensor, shown_dtype, shown_shape
+from tileops.ops.checks import check_beside, check_floating, check_tensor, fits, shown_dtype, shown_shape
+from tileops.ops.signature import argument_names
+from tileops.torch_guards import Sizes
 
 
 def normalised(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -23,10 +25,58 @@ def normalised(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def check_trailing(x: Tensor, sizes: tuple[int, ...]) -> None:
-    """Refuse an x whose trailing axes are not those that are normalised."""
-    if tuple(x.shape[-len(sizes) :]) != sizes:
-        raise InputError(f"x has shape {shown_shape(x.shape)}; its trailing axes must be {shown_shape(sizes)}")
+class NormalisesRows:
+    """What the ops that normalise over trailing axes share. They take x, and parameters of the shape of those axes.
+
+    An op names it before `Op`.
+    """
+
+    normalized_shape: tuple[int, ...]
+
+    def check(self, x: Tensor, *beside: Tensor | None) -> None:
+        """Refuse arguments that do not fit."""
+        shape = self.normalized_shape
+        if fits(x, shape, beside):
+            if x.shape[-1:] == shape:
+                return
+            if len(shape) > 1 and x.shape[-len(shape) :] == shape:
+                return
+        check_floating("x", x)
+        if tuple(x.shape[-len(shape) :]) != shape:
+            raise InputError(f"x has shape {shown_shape(x.shape)}; its trailing axes must be {shown_shape(shape)}")
+        names = argument_names(type(self))
+        for name, value in zip(names[names.index("x") + 1 :], beside):
+            check_beside(name, value, x, shape, of="the normalized_shape")
+
+    def call_sizes(self, x: Tensor, *beside: Tensor | None) -> Sizes:
+        """Rows may be any number: those of the normalised axes stay."""
+        shape = self.normalized_shape
+        return [(None,) * (x.dim() - len(shape)) + shape, *([shape] * len(beside))]
+
+    def empty_results(self, x: Tensor, *beside: Tensor | None) -> Tensor:
+        """A new tensor without elements."""
+        del beside
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+class GradientsOfRows:
+    """What the backward ops of those share. They take the gradient, x and the weight.
+
+    An op names it before `BackwardOp`.
+    """
+
+    normalized_shape: tuple[int, ...]
+
+    def check(self, grad: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
+        """Refuse arguments that do not fit."""
+        check_tensor("x", x)
+        check_gradient(grad, x)
+        NormalisesRows.check(cast("Any", self), x, weight)
+
+    def call_sizes(self, grad: Tensor, x: Tensor, weight: Tensor | None = None) -> Sizes | None:
+        """Those of the forward; None where gradients are viewed in a shape of several axes."""
+        sizes = NormalisesRows.call_sizes(cast("Any", self), x, weight)
+        return [sizes[0], *sizes] if len(self.normalized_shape) == 1 else None
 
 
 def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
@@ -55,14 +105,11 @@ def empty_in_order(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.preserve_format if kept else torch.contiguous_format)
 
 
-def has_facts_of(x: Tensor, other: Tensor) -> bool:
-    """Whether two tensors agree in shape, dtype and device."""
-    return x.shape == other.shape and x.dtype is other.dtype and x.device == other.device
-
-
 def check_gradient(grad: Tensor, x: Tensor) -> None:
     """Refuse a gradient that does not fit x."""
     check_tensor("grad", grad)
+    if grad.shape == x.shape and grad.dtype is x.dtype and grad.device == x.device:
+        return
     if tuple(grad.shape) != tuple(x.shape):
         raise InputError(f"grad has shape {shown_shape(grad.shape)}; it must have {shown_shape(x.shape)}, that of x")
     if grad.device != x.device:
