@@ -346,69 +346,6 @@ def test_a_traced_module_computes_anew() -> None:
     torch.testing.assert_close(traced(x + 3), F.layer_norm(x + 3, (64,), w))
 
 
-# ------------------------------------------------------------------------------------------------- torch.compile
-
-
-def built_inside(x: Tensor, w: Tensor) -> Tensor:
-    return LayerNormFwdOp((x.shape[-1],), eps=1e-5)(x, weight=w)
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("call", [NORM, built_inside, Block()])
-def test_a_compiled_call_is_one_graph_with_one_node(call: Callable[..., Tensor]) -> None:
-    x, w, _ = tensors()
-    graphs: list[Any] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph
-
-    compiled = torch.compile(lambda *given: call(*given), fullgraph=True, backend=backend)  # noqa: PLW0108
-    torch.testing.assert_close(compiled(x, w), F.layer_norm(x, (64,), w))
-    nodes = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
-    assert (len(graphs), nodes) == (1, ["tileops.layer_norm.default"])
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("call", [NORM, lambda x: built_inside(x, None), lambda x: TRAIN(x)[0]])
-def test_ten_batch_sizes_are_one_graph(call: Callable[[Tensor], Tensor]) -> None:
-    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
-    for n in range(2, 12):
-        x = torch.randn(n, 64)
-        torch.testing.assert_close(compiled(x), call(x))
-    assert counters["stats"]["unique_graphs"] == 1
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_a_compiled_batch_norm_updates_running_statistics() -> None:
-    x, w, b = tensors()
-    compiled = torch.compile(lambda *given: TRAIN(*given)[0], fullgraph=True, backend="aot_eager")
-    ours, theirs = statistics(), statistics()
-    version = ours[0]._version
-    y = compiled(x, *ours, w, b)
-    torch.testing.assert_close(y, F.batch_norm(x, *theirs, w, b, training=True))
-    torch.testing.assert_close(ours, theirs)
-    assert ours[0]._version > version
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_a_compiled_inference_returns_what_eager_returns() -> None:
-    x, w, b = tensors()
-    y, mean, invstd = torch.compile(INFER, fullgraph=True, backend="aot_eager")(x, *statistics(), w, b)
-    torch.testing.assert_close(y, F.batch_norm(x, *statistics(), w, b))
-    assert (mean, invstd) == (None, None)
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_a_compiled_call_says_the_sentences_of_the_eager_call() -> None:
-    x, *_ = tensors()
-    compiled = torch.compile(NORM, backend="aot_eager", fullgraph=True)
-    with pytest.raises(Exception, match=r"weight has shape \(3,\); it must have \(64,\)"):
-        compiled(x, torch.ones(3))
-    with pytest.raises(OpNotAvailableError, match="no implementation serves this call"):
-        compiled(x.to(torch.float8_e4m3fn))
-
-
 # ------------------------------------------------------------------------------------------------- the torch ops
 
 SCHEMAS = """\

@@ -178,7 +178,8 @@ class _Differentiated(torch.autograd.Function):
         if others:
             ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(*[result for result in others if result is not None])
-        ctx.op, ctx.backward_op, ctx.arguments, ctx.scope = op, backward, len(arguments), active()
+        ctx.name, ctx.backward_op, ctx.scope = op.__class__.__name__, backward, active()
+        ctx.arguments, ctx.gradients = len(arguments), _plan(op.__class__).gradients
         return results if isinstance(returned, tuple) else results[0]
 
     @staticmethod
@@ -186,13 +187,13 @@ class _Differentiated(torch.autograd.Function):
         gradients: list[Tensor | None] = [None] * ctx.arguments
         if grads[0] is not None:
             results = _in_scope(ctx.scope, ctx.backward_op, grads[0], *ctx.saved_tensors)
-            for at, result in zip(_plan(ctx.op.__class__).gradients, results):
+            for at, result in zip(ctx.gradients, results):
                 gradients[at] = result
         return None, None, None, *gradients
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:  # noqa: ARG004 - torch calls it with them
-        raise tangent_refusal(type(ctx.op).__name__)
+        raise tangent_refusal(ctx.name)
 
 
 def tangent_refusal(op: str) -> InputError:

@@ -43,7 +43,8 @@ class BackwardOp(Op):
 
     def wanted(self, *tensors: Tensor | None) -> tuple[bool, ...]:
         """For each result, whether `forward` returns it: it is needed, and no absent argument's."""
-        absent = {f"grad_{name}" for name, tensor in zip(self.argument_names, tensors) if tensor is None}
+        names = self._routes[0].arguments  # which dynamo traces
+        absent = {f"grad_{name}" for name, tensor in zip(names, tensors) if tensor is None}
         return tuple(needed and name not in absent for needed, name in zip(self.need, self.results))
 
     def formula(self, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
