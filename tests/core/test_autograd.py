@@ -11,6 +11,7 @@ import tileops
 import torch
 import torch.nn.functional as F  # noqa: N812
 from tileops import (
+    AmbiguousDispatchError,
     BackwardOp,
     BatchNormFwdOp,
     DeclarationError,
@@ -23,6 +24,8 @@ from tileops import (
     autograd,
 )
 from tileops.kernels.batch_norm import BatchNormTrain
+from tileops.kernels.rms_norm import RMSNorm, RMSNormBwd
+from tileops.scopes import in_force
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, stack_module_state, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -439,6 +442,74 @@ def test_every_public_torch_op_of_ours_has_an_autograd_kernel_of_its_own() -> No
             getattr(torch.ops.tileops, route.name)
             assert has_kernel(f"tileops::{route.name}", "Autograd")
             assert has_kernel(f"tileops::_{route.name}", "Autograd")
+
+
+# -------------------------------------------------------------------------------------------------------- scopes
+
+
+@pytest.fixture
+def two_backwards() -> None:
+    """Two backward kernels of RMS norm that say which of them ran."""
+    for key, value in (("twos", 2.0), ("threes", 3.0)):
+
+        def forward(self: Any, grad: Tensor, x: Tensor, weight: Any, value: float = value) -> Any:
+            return torch.full_like(x, value), None
+
+        members = {"devices": frozenset({"cpu"}), "forward": forward, "__module__": __name__}
+        tileops.register_kernel_type("RMSNormBwdOp", key, type(key, (RMSNormBwd,), members))
+
+
+@pytest.mark.usefixtures("two_backwards")
+@pytest.mark.parametrize("mode", [torch.enable_grad(), torch.device("cpu")], ids=["plain", "through"])
+def test_a_backward_runs_in_the_scope_of_its_forward(mode: Any) -> None:
+    (x,) = leaves(X)
+    with mode, tileops.selection(prefer="local:twos"):
+        y = RMS(x)
+    with tileops.selection(prefer="local:threes"):
+        agree(torch.autograd.grad(y.sum(), x, retain_graph=True), torch.full_like(X, 2))
+    agree(torch.autograd.grad(y.sum(), x), torch.full_like(X, 2))
+
+
+@pytest.mark.usefixtures("two_backwards")
+def test_a_forward_without_a_scope_has_a_backward_without_one() -> None:
+    (x,) = leaves(X)
+    with tileops.selection(prefer="local:twos"), pytest.raises(AmbiguousDispatchError):
+        tileops.clear()
+        with in_force(None):
+            RMS(x)
+
+
+@pytest.mark.usefixtures("two_backwards")
+def test_the_backward_of_a_compiled_graph_runs_in_the_scope_that_is_in_force_then() -> None:
+    (x,) = leaves(X)
+    with tileops.selection(prefer="local:twos"):
+        y = torch.compile(RMS, backend="aot_eager", fullgraph=True)(x)
+    with tileops.selection(prefer="local:threes"):
+        agree(torch.autograd.grad(y.sum(), x), torch.full_like(X, 3))
+
+
+@pytest.mark.usefixtures("two_backwards")
+def test_a_checkpoint_with_our_contexts_recomputes_in_the_scope_of_its_forward() -> None:
+    ran: list[str] = []
+
+    class Logs(RMSNorm):
+        devices = frozenset({"cpu"})
+
+        def forward(self, x: Tensor, weight: Tensor | None) -> Tensor:
+            ran.append("logs")
+            return x.clone()
+
+    tileops.register_kernel_type("RMSNormFwdOp", "logs", Logs)
+    (x,) = leaves(X)
+    for contexts, recomputed in ((tileops.checkpoint_contexts, ["logs", "logs"]), (None, ["logs"])):
+        ran.clear()
+        options = {} if contexts is None else {"context_fn": contexts}
+        with tileops.selection(prefer=["local:logs", "local:twos"]):
+            y = checkpoint(lambda x: RMS(x).exp(), x, use_reentrant=False, **options)
+        with tileops.selection(exclude="local:logs", prefer="local:threes"):
+            (got,) = torch.autograd.grad(y.sum(), x)
+        assert ran == recomputed
+        agree(got, torch.full_like(X, 2))
 
 
 # ------------------------------------------------------------------------------------------------------- authors

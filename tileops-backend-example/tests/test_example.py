@@ -7,6 +7,7 @@ interface promises, and does the op reach it.
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ import tileops_backend_example as plug
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from tileops import BatchNormFwdOp, KernelInterface, LayerNormFwdOp, RMSNormFwdOp, UnknownTargetError, backend
-from tileops.kernels.batch_norm import BatchNormInfer, BatchNormTrain
-from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
-from tileops.kernels.rms_norm import RMSNorm
+from tileops.kernels.batch_norm import BatchNormBwdInfer, BatchNormBwdTrain, BatchNormInfer, BatchNormTrain
+from tileops.kernels.layer_norm import LayerNorm, LayerNormBwd, LayerNormCall
+from tileops.kernels.rms_norm import RMSNorm, RMSNormBwd
 from tileops_backend_example import kernels as example
 from torch import Tensor
 
@@ -30,6 +31,10 @@ KERNELS: list[tuple[type[KernelInterface[Any]], Any]] = [
     (RMSNorm, example.TorchRMSNorm),
     (BatchNormTrain, example.TorchBatchNormTrain),
     (BatchNormInfer, example.TorchBatchNormInfer),
+    (LayerNormBwd, example.TorchLayerNormBwd),
+    (RMSNormBwd, example.TorchRMSNormBwd),
+    (BatchNormBwdTrain, example.TorchBatchNormBwdTrain),
+    (BatchNormBwdInfer, example.TorchBatchNormBwdInfer),
 ]
 NEEDS_A_TOOLCHAIN = (example.TileLangRowLayerNorm,)
 
@@ -50,6 +55,10 @@ def test_the_backend_loads_and_registers_all_of_its_kernels() -> None:
         "RMSNormFwdOp: example:torch",
         "BatchNormFwdOp: example:torch_train",
         "BatchNormFwdOp: example:torch_infer",
+        "LayerNormBwdOp: example:torch",
+        "RMSNormBwdOp: example:torch",
+        "BatchNormBwdOp: example:torch_train",
+        "BatchNormBwdOp: example:torch_infer",
         "RMSNormFwdOp: target example",
     }
     assert expected <= set(record().registered)
@@ -103,9 +112,12 @@ def test_a_float32_row_with_affine_tensors_of_another_dtype_is_left_to_torch() -
 
 def samples(interface: type[KernelInterface[Any]], kernel: Any) -> list[Any]:
     """The interface's sample calls that the kernel serves; the large ones are left out."""
-    size = {LayerNorm: lambda c: c.n, RMSNorm: lambda c: c.n, BatchNormTrain: lambda c: c.n * c.c * c.spatial,
-            BatchNormInfer: lambda c: c.c * c.spatial}[interface]  # fmt: skip
-    calls = [call for call in interface.sample_calls(CPU) if size(call) <= MOST_ELEMENTS]
+    sizes = ("n", "c", "spatial")  # of a row, or of a batch
+    calls = [
+        call
+        for call in interface.sample_calls(CPU)
+        if math.prod(getattr(call, name, 1) for name in sizes) <= MOST_ELEMENTS
+    ]
     return [call for call in calls if kernel.refusal(call) is None]
 
 

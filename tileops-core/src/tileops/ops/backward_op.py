@@ -44,7 +44,8 @@ class BackwardOp(Op):
     def wanted(self, *tensors: Tensor | None) -> tuple[bool, ...]:
         """For each result, whether `forward` returns it: it is needed, and no absent argument's."""
         names = self._routes[0].arguments  # which dynamo traces
-        absent = {f"grad_{name}" for name, tensor in zip(names, tensors) if tensor is None}
+        given = {name for name, tensor in zip(names, tensors) if tensor is not None}
+        absent = {f"grad_{name}" for name in names if name not in given}
         return tuple(needed and name not in absent for needed, name in zip(self.need, self.results))
 
     def formula(self, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:

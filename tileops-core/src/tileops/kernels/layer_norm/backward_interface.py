@@ -106,3 +106,9 @@ class LayerNormBwd(KernelInterface[LayerNormBwdCall]):
         x = with_large_mean(normal((rows, call.n), call.dtype, call.device, generator))
         grad = normal((rows, call.n), call.dtype, call.device, generator)
         return grad, x, affine(call.n, call.weight_dtype, call.device, generator, around=1.0)
+
+    @classmethod
+    def tolerance(cls, dtype: torch.dtype) -> tuple[float, float]:
+        """The sum over rows adds up the rounding of their means, 6e-5 of a deviation each in float32."""
+        relative, absolute = super().tolerance(dtype)
+        return relative, max(absolute, 5e-3) if dtype is torch.float32 else absolute
