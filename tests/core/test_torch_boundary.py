@@ -373,6 +373,10 @@ def test_the_names_and_schemas_of_our_torch_ops_stay_for_ever() -> None:
         assert found == SCHEMAS.splitlines()
 
 
+def wanted(x: Tensor) -> Tensor:
+    return x.clone().requires_grad_()
+
+
 X, W, B = tensors()
 CHECKED: list[tuple[str, tuple[Any, ...]]] = [
     ("layer_norm", (X, W, B, [64], 1e-5)),
@@ -385,6 +389,22 @@ CHECKED: list[tuple[str, tuple[Any, ...]]] = [
     ("batch_norm_train", (X, *statistics(), W, B, 0.1, 1e-5)),
     ("batch_norm_train", (X, None, None, None, None, 0.1, 1e-5)),
     ("batch_norm_train", (X, torch.zeros(128)[::2], torch.ones(128)[::2], W, B, 0.1, 1e-5)),
+    ("_layer_norm", (X, W, B, [64], 1e-5)),
+    ("_batch_norm_train", (X, *statistics(), W, B, 0.1, 1e-5)),
+    ("layer_norm", (wanted(X), wanted(W), wanted(B), [64], 1e-5)),
+    ("layer_norm", (wanted(X.bfloat16().t().contiguous().t()), W, wanted(B), [64], 1e-5)),
+    ("rms_norm", (wanted(X), None, [64], None)),
+    ("batch_norm_infer", (wanted(X), *statistics(), W, wanted(B), 1e-5)),
+    ("batch_norm_train", (wanted(X), *statistics(), wanted(W), B, 0.1, 1e-5)),
+    ("batch_norm_train", (wanted(channels_last(2, 64, 3, 4)), None, None, None, None, 0.1, 1e-5)),
+    ("layer_norm_backward", (X, X, W, [64], 1e-5, [True, False, True], torch.float32)),
+    ("layer_norm_backward", (X, wanted(X), W, [64], 1e-5, [False, True, False], None)),
+    ("_rms_norm_backward", (X, X, None, [64], 1e-6, [True, True])),
+    ("batch_norm_backward", (X, X, W, B.exp(), W, True, [True, True, True], None)),
+    (
+        "batch_norm_backward",
+        (channels_last(2, 64, 3, 4), torch.randn(2, 64, 3, 4), W, B.exp(), None, False, [True] * 3, None),
+    ),
 ]
 
 
