@@ -8,6 +8,7 @@
     │   ├── AmbiguousDispatchError       several kernels serve it and none is preferred
     │   ├── UnknownTargetError           a target that nobody registered
     │   ├── RegistrationError            a registration that cannot be taken
+    │   ├── Declined                     raised by a backend: it does not take part, or not in that one call
     │   ├── CaptureError (RuntimeError)  a kernel is not ready while a CUDA graph is captured
     │   └── BuildError (RuntimeError)    a kernel could not be built
     BackendLoadWarning (RuntimeWarning)  an installed backend was skipped
@@ -88,6 +89,10 @@ class UnknownTargetError(BackendError):
 
 class RegistrationError(BackendError):
     """A registration that cannot be taken: a key that is used, a class that fits no interface."""
+
+
+class Declined(BackendError):  # noqa: N818 - what a backend says, `raise Declined("no npu here")`; nothing went wrong
+    """Raised by a backend, with the reason: it declines as a whole, or in a `build_kernel` that one call."""
 
 
 class BuildError(BackendError, RuntimeError):
