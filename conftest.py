@@ -113,10 +113,11 @@ class Page:
 
 def as_in_a_new_process() -> None:
     """Forget registrations, look-ups, entries and what is installed."""
-    from tileops.backend import loading, registration
+    from tileops.backend import registration
+    from tileops.backend.process import Process, process
     from tileops.ops.op_base import clear
 
-    loading._loading = loading._Loading()
+    vars(process).update(vars(Process()))
     registration.update_registry(lambda _: registration.Registry())
     clear()
 
@@ -125,12 +126,13 @@ def as_in_a_new_process() -> None:
 def library_state() -> Iterator[None]:
     """Begin as a new process does; put everything back at the end."""
     from tileops import catalogue
-    from tileops.backend import loading, registration
+    from tileops.backend import registration
+    from tileops.backend.process import process
     from tileops.ops import op_base
 
     for op in catalogue.IN_TREE_OPS:  # ours stay when the page ends; only the page's own go
         catalogue.find_op(op)
-    registry, state = registration.registry(), loading._loading
+    registry, state = registration.registry(), dict(vars(process))
     op_classes, names = list(op_base._op_classes), dict(catalogue._classes)
     as_in_a_new_process()
     try:
@@ -139,7 +141,7 @@ def library_state() -> Iterator[None]:
         op_base._op_classes[:] = op_classes
         catalogue._classes.clear()
         catalogue._classes.update(names)
-        loading._loading = state
+        vars(process).update(state)
         registration.update_registry(lambda _: registry)
         op_base.clear()
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 from tileops import catalogue
-from tileops.backend import loading, registration
+from tileops.backend import POLICY_VARIABLE, STRICT_VARIABLE, loading, registration
+from tileops.backend.process import Process, process
 from tileops.backend.registration import Registry
 from tileops.call_spec import CallSpec
 from tileops.kernels.kernel_base import Kernel, KernelInterface
@@ -23,18 +24,17 @@ from tileops.ops import entries, op_base
 from tileops.ops.op_base import Op
 
 CPU = torch.device("cpu")
+VARIABLES = (POLICY_VARIABLE, STRICT_VARIABLE)
 
 
 @pytest.fixture(autouse=True)
 def isolation() -> Iterator[None]:
     """Give back, after each test, what the process had registered, loaded, built and named before it."""
     registry = registration.registry()
-    state = loading._loading
-    loaded = (state.leader, state.installed, dict(state.pending))
+    state = {**vars(process), "pending": dict(process.pending)}
     names, classes, built = dict(catalogue._classes), list(op_base._op_classes), dict(entries._built)
     yield
-    loading._loading = state
-    state.leader, state.installed, state.pending = loaded
+    vars(process).update(state)
     ours = {name: cls for name, cls in catalogue._classes.items() if name in catalogue.IN_TREE_OPS}
     catalogue._classes.clear()
     catalogue._classes.update({**names, **ours})
@@ -53,8 +53,9 @@ def no_backends() -> None:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has not looked for backends yet; everything installed may be loaded."""
-    monkeypatch.delenv(loading.POLICY_VARIABLE, raising=False)
-    loading._loading = loading._Loading()
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    vars(process).update(vars(Process()))
     registration.update_registry(lambda _: Registry())
 
 
@@ -233,10 +234,10 @@ class Site:
         self, code: str, *options: str, policy: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run a program in a process of its own, which sees the installed distributions."""
-        environment = {key: value for key, value in os.environ.items() if key != loading.POLICY_VARIABLE}
+        environment = {key: value for key, value in os.environ.items() if key not in VARIABLES}
         environment["PYTHONPATH"] = str(self.folder)
         if policy is not None:
-            environment[loading.POLICY_VARIABLE] = policy
+            environment[POLICY_VARIABLE] = policy
         command = [sys.executable, *options, "-c", textwrap.dedent(code)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
         assert not check or done.returncode == 0, done.stderr

@@ -16,13 +16,14 @@ from tileops import LayerNormFwdOp, OpNotAvailableError
 from tileops.backend import (
     BackendRecord,
     State,
+    discovery,
     load,
     register_kernel_type,
     registered_targets,
     status,
     unregister_kernel_type,
 )
-from tileops.backend.loading import POLICY_VARIABLE
+from tileops.backend.policy import POLICY_VARIABLE
 from tileops.backend.registration import registry
 from tileops.errors import BackendLoadWarning, RegistrationError
 from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
@@ -57,12 +58,11 @@ REGISTERS = (
 @pytest.fixture
 def only_the_site(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide what is installed elsewhere from discovery: these tests are about what they install themselves."""
-    found = importlib_metadata.distributions
-    monkeypatch.setattr(importlib_metadata, "distributions", lambda: found(path=[str(site.folder)]))
+    monkeypatch.setattr(discovery, "_distributions", lambda: importlib_metadata.distributions(path=[str(site.folder)]))
 
 
 def record(name: str) -> BackendRecord:
-    (found,) = [one for one in registry().records if one.name == name]
+    (found,) = [one for one in registry().told() if one.name == name]
     return found
 
 
