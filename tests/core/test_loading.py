@@ -9,14 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from textwrap import dedent
 from typing import Any
 
-import importlib_metadata
 import pytest
 import torch
 from tileops import LayerNormFwdOp, OpNotAvailableError
 from tileops.backend import (
     BackendRecord,
     State,
-    discovery,
     load,
     register_kernel_type,
     registered_targets,
@@ -53,12 +51,6 @@ REGISTERS = (
     register_kernel_type("LayerNormFwdOp", "row", Row)
 """
 )
-
-
-@pytest.fixture
-def only_the_site(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide what is installed elsewhere from discovery: these tests are about what they install themselves."""
-    monkeypatch.setattr(discovery, "_distributions", lambda: importlib_metadata.distributions(path=[str(site.folder)]))
 
 
 def record(name: str) -> BackendRecord:
