@@ -377,7 +377,9 @@ def test_a_child_forked_while_another_thread_loads_loads_for_itself(site: Any) -
     site.python(
         """
         import os, signal, sys, threading, gate
+        import tileops.backend.process
         from tileops import backend
+        tileops.backend.process.FORK_PATIENCE = 0.2  # the load ends after the fork
         loader = threading.Thread(target=backend.load)
         loader.start()
         assert gate.entered.wait(60)

@@ -31,7 +31,7 @@ def _unknown_keys(unit: Unit, units: tuple[Unit, ...]) -> Iterator[str]:
     for op, implementation in unit.kernels:
         known = _keys_to_prefer(op, unit, units)
         for key in sorted(implementation.cls.preferred_over - known) if find_op(op) is not None else ():
-            near = meant(key, tuple(sorted(known)))
+            near = meant(key, tuple(sorted(known - {implementation.key, implementation.full_key})))
             yield f"{op}: {implementation.full_key} is preferred over {key!r}, a key unknown here{near}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -35,7 +36,7 @@ class Process:
     def __init__(self) -> None:
         self.policy: Policy | None = None
         self.pending: dict[str, Draft] = {}
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._installed: tuple[Installed, ...] | None = None
         self._leader: int | None = None
         self._ended = threading.Event()
@@ -80,13 +81,24 @@ class Process:
         return False
 
     def before_fork(self) -> None:
-        """Let a load of another thread end, for a while: the modules that it imports stay locked in the child."""
-        if self._leader not in (None, threading.get_ident()):
-            self._ended.wait(FORK_PATIENCE)
+        """Let a load of another thread end, for a while, and keep the next from beginning until the fork is done.
+
+        What the thread of a load holds in Python's import system, and in libraries, stays locked in the child.
+        """
+        deadline = time.monotonic() + FORK_PATIENCE
+        self.lock.acquire()
+        while self._leader not in (None, threading.get_ident()) and time.monotonic() < deadline:
+            self.lock.release()
+            self._ended.wait(deadline - time.monotonic())
+            self.lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        """Let loads begin again."""
+        self.lock.release()
 
     def after_fork_in_child(self) -> None:
         """Begin with locks that nobody holds; a load that another thread had begun is begun again."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         if self._leader not in (None, threading.get_ident()):
             self._leader = None
             self._ended = threading.Event()
@@ -104,4 +116,8 @@ def _waited(leader: int, ended: threading.Event) -> bool:
 process: Final = Process()
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=process.before_fork, after_in_child=process.after_fork_in_child)
+    os.register_at_fork(
+        before=process.before_fork,
+        after_in_parent=process.after_fork_in_parent,
+        after_in_child=process.after_fork_in_child,
+    )
