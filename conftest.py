@@ -82,11 +82,13 @@ class Page:
         lines = [
             f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in groups.items()
         ]
-        name = project["name"].replace("-", "_")
-        metadata = f"{name}-{project['version']}.dist-info"
-        self.write(
-            f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-        )
+        folder = project["name"].replace("-", "_")
+        metadata = f"{folder}-{project['version']}.dist-info"
+        stated = [("Name", project["name"]), ("Version", project["version"])]
+        stated += [("Requires-Python", project["requires-python"])] if "requires-python" in project else []
+        stated += [("Requires-Dist", requirement) for requirement in project.get("dependencies", [])]
+        lines_of_metadata = "".join(f"{name}: {value}\n" for name, value in [("Metadata-Version", "2.1"), *stated])
+        self.write(f"{metadata}/METADATA", lines_of_metadata)
         self.write(f"{metadata}/entry_points.txt", "\n".join(lines))
         forget_modules(self.folder)
         as_in_a_new_process()

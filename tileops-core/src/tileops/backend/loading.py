@@ -114,7 +114,7 @@ def _skipped(backend: Installed, policy: Policy, taken: dict[str, Installed]) ->
     if denial is not None:
         return backend.record(State.DISABLED, reason=denial)
     if unmet is not None:
-        remedy = way_out(backend, f"install a release of {backend.distribution} that does")
+        remedy = way_out(backend, f"install a release of {backend.distribution} that runs here")
         return backend.record(State.INCOMPATIBLE, reason=unmet, remedy=remedy)
     if backend.values and all(value in taken for value in backend.values):
         other = taken[backend.values[0]]
