@@ -257,7 +257,7 @@ class Site:
     ) -> subprocess.CompletedProcess[str]:
         """Run a program in a process of its own, which sees the installed distributions."""
         environment = {key: value for key, value in os.environ.items() if key not in VARIABLES}
-        environment["PYTHONPATH"] = str(self.folder)
+        environment["PYTHONPATH"] = os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
         if policy is not None:
             environment[POLICY_VARIABLE] = policy
         command = [sys.executable, *options, "-c", textwrap.dedent(code)]

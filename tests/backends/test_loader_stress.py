@@ -80,7 +80,7 @@ def load_somehow(seed, write):
     acts = [backend.load, backend.status, ask]
     if not forks:  # a child could not import what another thread of its parent was importing on its own
         acts += [lambda name=name: bring(name) for name in names]
-    count = chance.choice([1, 2, 4, 8, 32])
+    count = chance.choice([1, 2, 2, 4, 4, 8, 32])
     barrier = threading.Barrier(count)
 
     def act(acts):
