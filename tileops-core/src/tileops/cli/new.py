@@ -12,7 +12,7 @@ from tileops.backend.discovery import RESERVED, normalised_name
 from tileops.catalogue import find_op, op_names
 from tileops.cli.arguments import UsageError, op_class
 from tileops.cli.pruning import imported_modules, pruned, without, without_unused_imports
-from tileops.cli.template import ORIGIN, renamed, template_files, template_folder
+from tileops.cli.template import ORIGIN, renamed_files, template_files, template_folder
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MODULE: Final = f"tileops_backend_{ORIGIN}"
@@ -41,7 +41,7 @@ def new_project(name: str, op: str | None, into: Path, *, whole_op: bool) -> Pat
     if op is not None or whole_op:
         files = cut_down(files, None if op is None else op_class(op).__name__, _TARGETS if whole_op else _KERNELS)
     try:
-        write(folder, {renamed(path, name): renamed(text, name) for path, text in files.items()})
+        write(folder, renamed_files(files, name))
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise UsageError(f"{folder} cannot be written: {error.strerror}; choose another folder with --into") from None

@@ -6,6 +6,7 @@ Standard library only: the build hook of tileops-core, which copies the template
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,8 @@ BUNDLED: Final = "backend_template"
 
 _NOT_SOURCE: Final = re.compile(r"__pycache__|dist|build|\..*_cache|\.hypothesis|\.venv|.*\.egg-info")
 """What tools leave in a project's folder."""
+
+_VERBATIM: Final = frozenset({"LICENSE"})
 
 
 def template_folder() -> Path | None:
@@ -37,6 +40,11 @@ def template_files(folder: Path) -> dict[str, Path]:
     """The files of the template: path in the project → path here, in order of the former."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     return {name: files[name] for name in sorted(files) if not any(map(_NOT_SOURCE.fullmatch, name.split("/")))}
+
+
+def renamed_files(files: Mapping[str, str], name: str) -> dict[str, str]:
+    """The files of a project under another name; those of others, such as the licence, word for word."""
+    return {renamed(path, name): text if path in _VERBATIM else renamed(text, name) for path, text in files.items()}
 
 
 def renamed(text: str, name: str) -> str:
