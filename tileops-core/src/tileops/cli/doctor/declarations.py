@@ -100,8 +100,8 @@ def _check_keys(modules: Modules) -> Iterator[Finding]:
     known = sorted(_in_tree_keys() | {text for text in texts if isinstance(text, str) and _KEY.fullmatch(text)})
     for module, key in preferred.values():
         if key.value != IN_TREE and ":" not in str(key.value) and key.value not in known:
-            yield warning(module.place(key), f"preferred_over names {key.value!r}, a key that neither this backend nor "
-                          f"this release has{meant(str(key.value), tuple(known))}", "correct the key, or take it out")  # fmt: skip
+            yield warning(module.place(key), f"preferred_over names {key.value!r}, a key that is not there"
+                          f"{meant(str(key.value), tuple(known))}", "correct the key, or take it out")  # fmt: skip
     for module, node in nodes:
         key = _registered_key(node)
         if key is not None and not _KEY.fullmatch(str(key.value)):

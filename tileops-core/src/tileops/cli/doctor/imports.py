@@ -37,8 +37,7 @@ def _check_compilers(modules: Mapping[str, Module], entries: Iterable[str]) -> I
             steps += names
             for compiler in COMPILERS:
                 if any(name.partition(".")[0] == compiler for name in names):
-                    yield error(module.place(node), f"{compiler} is imported when the backend is loaded: every program "
-                                "waits seconds for it, and is without your backend where it is missing",
+                    yield error(module.place(node), f"{compiler} is imported when the backend is loaded: every program waits for it",
                                 "import it in the function that builds the kernel, or in a module that only that imports")  # fmt: skip
 
 
