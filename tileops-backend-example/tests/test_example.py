@@ -7,13 +7,14 @@ interface promises, and does the op reach it.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import tileops_backend_example as plug
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from tileops import KernelInterface, LayerNormFwdOp, backend
+from tileops import KernelInterface, LayerNormFwdOp, backend, selection
 from tileops.kernels.batch_norm import BatchNormInfer, BatchNormTrain
 from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
 from tileops.kernels.rms_norm import RMSNorm
@@ -32,6 +33,13 @@ KERNELS: list[tuple[type[KernelInterface[Any]], Any]] = [
     (BatchNormInfer, kernels.TorchBatchNormInfer),
 ]
 NEEDS_A_TOOLCHAIN = (kernels.TileLangRowLayerNorm,)
+
+
+@pytest.fixture(autouse=True)
+def this_backend_first() -> Iterator[None]:
+    """Let these tests be about this backend, whoever else is installed and serves the same calls."""
+    with selection(prefer="example"):
+        yield
 
 
 def record() -> backend.BackendRecord:
