@@ -37,22 +37,24 @@ def row_launch(launch: Launch, n: int, x: Tensor, *affine: Tensor | None) -> Cal
     """
     if not _are_rows(n, x, affine) or x.device.type != "cuda" or None in (_empty_strided_cuda, _current_device):
         return None
-    index, dtype, strides = x.device.index, x.dtype, (n, 1)
-
-    # Written out, for a frame between them would cost a hundredth of a short call.
-    def with_weight(x: Tensor, weight: Tensor | None) -> Tensor:
-        here = _current_device() == index
-        y = _empty_strided_cuda((x.shape[0], n), strides, dtype) if here else torch.empty_like(x)
-        launch(x, weight, y)
-        return y
-
-    def with_weight_and_bias(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        here = _current_device() == index
-        y = _empty_strided_cuda((x.shape[0], n), strides, dtype) if here else torch.empty_like(x)
-        launch(x, weight, bias, y)
-        return y
-
-    return {1: with_weight, 2: with_weight_and_bias}.get(len(affine))
+    arguments = ", ".join(["x", *(f"affine_{at}" for at in range(len(affine)))])
+    y = "empty((x.shape[0], n), strides, dtype)"
+    if torch.cuda.device_count() > 1:  # it allocates on the current device
+        y += " if current_device() == index else empty_like(x)"
+    made: dict[str, Any] = {
+        "launch": launch,
+        "empty": _empty_strided_cuda,
+        "current_device": _current_device,
+        "empty_like": torch.empty_like,
+        "n": n,
+        "strides": (n, 1),
+        "dtype": x.dtype,
+        "index": x.device.index,
+        "__name__": __name__,
+    }
+    # Written out for each number of tensors: to pass them on as a tuple costs a hundredth of a short call.
+    exec(f"def run({arguments}):\n    y = {y}\n    launch({arguments}, y)\n    return y", made)  # noqa: S102
+    return made["run"]
 
 
 def _are_rows(n: int, x: Tensor, affine: tuple[Tensor | None, ...]) -> bool:

@@ -61,4 +61,4 @@ def _entry_of(op: Any, entries: dict[Any, Any], tensors: tuple[Any, ...]) -> Any
     entry = entries.get((interface, key_of(call), active()))
     if not isinstance(entry, Kernel):
         return entry
-    return cast("Kernel[Any]", entry).repeated(*arguments_in_order(type(op), tensors, {}))
+    return cast("Kernel[Any]", entry).repeated(*arguments_in_order(op.__class__, tensors, {}))
