@@ -196,11 +196,6 @@ def test_a_vendor_that_breaks_costs_the_other_nothing(environment: Environment) 
 # ------------------------------------------------------------------------------------------ our own, and new ones
 
 
-def test_the_example_serves_every_op(environment: Environment, wheels: dict[str, Path]) -> None:
-    environment.install(wheels["tileops-backend-example"])
-    assert [line.split()[1].partition(":")[0] for line in environment.script()] == ["example", "example"]
-
-
 @pytest.mark.parametrize("beside_the_example", [False, True])
 def test_a_new_project_is_installed_and_its_tests_pass(
     environment: Environment, wheels: dict[str, Path], beside_the_example: bool
