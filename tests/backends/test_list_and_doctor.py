@@ -11,8 +11,9 @@ from typing import Any
 
 import importlib_metadata
 import pytest
-from tileops.backend import BackendRecord
+from tileops.backend import BackendError, BackendRecord, load
 from tileops.cli import app
+from tileops.cli.doctor import environment
 from tileops.cli.doctor.environment import Distribution, check_owners, check_record, check_requirements
 from tileops.cli.doctor.projects import read_project
 from typer.testing import CliRunner
@@ -116,6 +117,18 @@ class TestList:
         done = run("list", "--json")
         assert json.loads(done.stdout)["backends"]
         assert "hello" in done.stderr
+
+    def test_it_answers_where_a_load_makes_an_error_of_what_it_shows(
+        self, site: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def strict() -> None:
+            load()
+            raise BackendError("a backend failed, and that is an error here")
+
+        site.backend("acme", ROWS)
+        monkeypatch.setattr(environment, "status", strict)
+        assert "acme:row" in run("list").stdout
+        assert run("doctor").exit_code == 0
 
     def test_a_variable_that_mixes_names_is_a_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TILEOPS_BACKENDS", "acme,-zeta")

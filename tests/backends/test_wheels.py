@@ -26,13 +26,13 @@ SCRIPT = """
     from tileops.norm import LayerNormFwdOp, RMSNormFwdOp
 
     x = torch.ones(2, 64)
-    for op in (LayerNormFwdOp((64,)), RMSNormFwdOp((64,))):
+    for op in (LayerNormFwdOp((64,)), RMSNormFwdOp((64,), target="zeta")):
         try:
             print(f"{op(x)[0, 0]:g}", op.explain(x).key)
         except Exception as error:
-            print(error)
+            print(*str(error).splitlines(), sep=" | ")
 """
-"""What the user of an op runs, whatever is installed."""
+"""What the user of an op runs, whatever is installed. It prints one line for each op."""
 
 KERNEL = """
     from tileops.backend import hookimpl
@@ -47,6 +47,17 @@ KERNEL = """
     @hookimpl
     def tileops_register_kernels(register_kernel_type):
         register_kernel_type("LayerNormFwdOp", "row", Row)
+"""
+
+TARGET = """
+    from tileops.backend import hookimpl
+
+    def build_rms_norm(x, weight, *, normalized_shape, eps):
+        return lambda x, weight: x + 6
+
+    @hookimpl
+    def tileops_register_targets(register_kernel_builder):
+        register_kernel_builder("RMSNormFwdOp", "zeta", build_rms_norm)
 """
 
 NO_KERNEL = "in-tree kernels do not run on cpu"
@@ -165,9 +176,17 @@ def test_a_vendors_kernel_comes_is_upgraded_and_goes(environment: Environment) -
     assert environment.script()[0].startswith(NO_KERNEL)
 
 
+def test_a_vendors_target_takes_an_op_over_for_whoever_names_it(environment: Environment) -> None:
+    assert environment.script()[1].startswith("RMSNormFwdOp: no target is called 'zeta'")
+    environment.install(environment.wheel("zeta", TARGET))
+    kernels, target = environment.script()
+    assert kernels.startswith(NO_KERNEL)
+    assert target.startswith("7")
+
+
 def test_two_vendors_that_overlap_are_named_until_the_user_says_which(environment: Environment) -> None:
     environment.install(*(environment.wheel(name, KERNEL.replace("ADDED", "1")) for name in ("acme", "zeta")))
-    said = "\n".join(environment.script())
+    said = environment.script()[0]
     assert "dispatch is ambiguous" in said
     assert "tileops-backend-acme 1.0" in said
     assert "tileops-backend-zeta 1.0" in said

@@ -13,17 +13,17 @@ import typer
 from rich.console import Console
 from rich.padding import Padding
 
-from tileops.backend import BackendRecord, State, status
+from tileops.backend import BackendRecord, State
 from tileops.cli.arguments import UsageError
 from tileops.cli.doctor.declarations import check_declarations
-from tileops.cli.doctor.environment import check_environment
+from tileops.cli.doctor.environment import check_environment, loaded_records
 from tileops.cli.doctor.findings import has_errors, in_order, show_findings
 from tileops.cli.doctor.imports import check_imports
 from tileops.cli.doctor.metadata import check_metadata
 from tileops.cli.doctor.projects import read_project
 from tileops.cli.new import new_project
 from tileops.cli.terminal import console, print_json, stop
-from tileops.errors import BackendLoadWarning, RegistrationError
+from tileops.errors import BackendError, BackendLoadWarning
 
 app = typer.Typer(help="Backends: list them, examine one, begin one.", no_args_is_help=True)
 
@@ -38,8 +38,8 @@ def list_backends(
     """List the installed backends: what became of each, what it registered, what it left out."""
     with _quiet():
         try:
-            records = status()
-        except RegistrationError as error:
+            records = loaded_records()
+        except BackendError as error:
             stop(str(error), 2)
     if as_json:
         print_json({"backends": [_as_json(record) for record in records]})

@@ -13,10 +13,11 @@ from packaging.requirements import InvalidRequirement, Requirement
 import tileops
 from tileops.backend import BackendRecord, status
 from tileops.backend.discovery import POLICY_VARIABLE, Policy, installed_backends, normalised_name
+from tileops.backend.registration import registry
 from tileops.catalogue import meant
 from tileops.cli.doctor.findings import Finding, error, warning
 from tileops.cli.doctor.metadata import CORE, FOREIGN
-from tileops.errors import RegistrationError
+from tileops.errors import BackendError, RegistrationError
 
 _OUR_FILE: Final = "tileops/__init__.py"
 _REINSTALL: Final = f"pip install --force-reinstall --no-deps {CORE}"
@@ -48,11 +49,21 @@ def check_environment() -> Iterator[Finding]:
     yield from check_requirements(found)
     yield from check_policy()
     try:
-        records = status()
-    except RegistrationError:
-        return  # the policy cannot be read, which is a finding above
+        records = loaded_records()
+    except BackendError:
+        return  # the variable cannot be read, which is a finding above
     for record in records:
         yield from check_record(record)
+
+
+def loaded_records() -> tuple[BackendRecord, ...]:
+    """What became of each backend; also where a strict load makes an error of what the records say."""
+    try:
+        return status()
+    except BackendError:
+        if not registry().loaded:
+            raise
+        return registry().records
 
 
 # ---------------------------------------------------------------------------------------------- distributions

@@ -186,7 +186,7 @@ def _installed(name: str) -> Project | None:
     """An installed distribution, by a name of its backend or by its own."""
     import importlib_metadata
 
-    aliases = {alias: backend.distribution for backend in installed_backends() for alias in backend.aliases}
+    aliases = {alias: backend.distribution for backend in reversed(installed_backends()) for alias in backend.aliases}
     try:
         found: Any = cast("Any", importlib_metadata).distribution(aliases.get(name, name))
     except importlib_metadata.PackageNotFoundError:
