@@ -9,7 +9,6 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import importlib_metadata
 import pytest
 from tileops.backend import BackendError, BackendRecord, load
 from tileops.cli import app
@@ -50,13 +49,6 @@ PYPROJECT = """
 
 def run(*words: Any) -> Any:
     return CliRunner().invoke(app, ["backends", *map(str, words)])
-
-
-@pytest.fixture
-def only_the_site(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide what is installed elsewhere from discovery."""
-    found = importlib_metadata.distributions
-    monkeypatch.setattr(importlib_metadata, "distributions", lambda: found(path=[str(site.folder)]))
 
 
 # ------------------------------------------------------------------------------------------------------- list

@@ -142,7 +142,7 @@ def check_policy() -> Iterator[Finding]:
         return
     backends = installed_backends()
     known = tuple(backend.name for backend in backends)
-    for name in policy.unknown(backends):
+    for name in policy.unknown_names(backends):
         yield warning(POLICY_VARIABLE, f"it names {name!r}, which no installed backend is called{meant(name, known)}",
                       f"correct it; installed: {', '.join(known) or 'none'}")  # fmt: skip
 
