@@ -95,7 +95,7 @@ class Kit:
     def new_op(self, **in_tree: type[Any]) -> type[Op]:
         """The invented op, with in-tree kernels."""
 
-        def __init__(self: Any, factor: float = 1.5, *, target: str | None = None) -> None:
+        def construct(self: Any, factor: float = 1.5, *, target: str | None = None) -> None:
             Op.__init__(self, target=target)
             self.factor = factor
 
@@ -106,7 +106,7 @@ class Kit:
             )
 
         members = {
-            "__init__": __init__, "forward": forward, "check": lambda self, x, shift, total: None,
+            "__init__": construct, "forward": forward, "check": lambda self, x, shift, total: None,
             "empty_results": lambda self, x, shift, total: x.clone(), "__module__": __name__,
             "interfaces": {"scale": Scale}, "kernel_types": in_tree,
         }  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tileops import IN_TREE, at_least, register_kernel_type
+from tileops import IN_TREE, at_least, register_kernel_type, unregister_kernel_type
 from tileops.device import DeviceFacts
 from tileops.testing import Limits
 from tileops.testing.asking_rules import check_ambiguity, check_declared_facts, check_purity, overlaps
@@ -30,14 +30,7 @@ def test_the_right_kernel_holds_to_the_rules_on_every_device_that_it_names(kit: 
         check_declared_facts(subject)
         check_purity(subject, LIMITS)
         check_ambiguity(subject)
-        kit.op = kit.new_op()
-        unregister()
-
-
-def unregister() -> None:
-    from tileops import unregister_kernel_type
-
-    unregister_kernel_type("ScaleOp", "broken")
+        unregister_kernel_type("ScaleOp", "broken")
 
 
 # ------------------------------------------------------------------------------------------------ declared facts
@@ -159,7 +152,7 @@ def test_an_ambiguity_with_an_in_tree_kernel_is_found_and_in_tree_is_what_settle
     assert "rule broken: nothing is ambiguous among the backend's own implementations and the in-tree ones" in text
     assert "found: plain and local:broken serve this call and none is preferred" in text
     assert "change: let it state preferred_over = frozenset({IN_TREE}), or refuse the call" in text
-    unregister()
+    unregister_kernel_type("ScaleOp", "broken")
     check_ambiguity(kit.broken(preferred_over=frozenset({IN_TREE})))
 
 

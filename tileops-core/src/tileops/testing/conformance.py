@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import pytest
@@ -74,35 +73,29 @@ class ConformanceTests:
 
     def test_the_backend_loads_in_a_fresh_process(self, order: str) -> None:
         """It loads twice, with warnings as errors, in any order relative to others."""
-        with _reported():
-            check_loads(self.backend, order)
+        _tell(check_loads, self.backend, order)
 
     def test_loading_imports_no_compiler(self) -> None:
         """Who builds no kernel does not wait for a compiler."""
-        with _reported():
-            check_cheap(self.backend)
+        _tell(check_cheap, self.backend)
 
     def test_loading_changes_no_global_state(self) -> None:
         """Loading leaves the process as it was."""
-        with _reported():
-            check_no_trace_of_loading(self.backend)
+        _tell(check_no_trace_of_loading, self.backend)
 
     # --------------------------------------------------------------------------------------------------- asking
 
     def test_declared_facts_are_honoured(self, subject: Subject) -> None:
         """`devices`, `supported_archs` and the other declarations can hold."""
-        with _reported():
-            check_declared_facts(subject)
+        _tell(check_declared_facts, subject)
 
     def test_refusal_and_entry_for_are_pure_and_total(self, subject: Subject) -> None:
         """They answer every spec, always the same, from the call alone."""
-        with _reported():
-            check_purity(subject, self.limits)
+        _tell(check_purity, subject, self.limits)
 
     def test_nothing_is_ambiguous_with_this_backend_alone(self, subject: Subject) -> None:
         """Of the backend's own kernels and the in-tree ones, one is preferred wherever several serve."""
-        with _reported():
-            check_ambiguity(subject)
+        _tell(check_ambiguity, subject)
 
     def test_overlaps_with_other_backends_are_listed(self) -> None:
         """Skipped where there are some: they are nobody's mistake, and the reason says what settles them."""
@@ -130,24 +123,22 @@ class ConformanceTests:
 
     def test_a_target_agrees_with_the_reference(self, builder: Builder) -> None:
         """What a builder makes for a whole op agrees with the interface that the op would ask."""
-        with _reported():
-            check_target(builder, self.limits)
+        _tell(check_target, builder, self.limits)
 
     def _run(self, check: Callable[[Subject, Limits], None], subject: Subject) -> None:
         if any(map(is_here, subject.cls.devices)):
             import_compilers(self.compilers)
-        with _reported():
-            check(subject, self.limits)
+        _tell(check, subject, self.limits)
 
 
-@contextlib.contextmanager
-def _reported() -> Generator[None]:
-    """Show a broken rule as its own text, without the frames of this package."""
+def _tell(check: Callable[..., None], *arguments: object) -> None:
+    """Check a rule, and tell pytest: a broken rule as its own text, without the frames of this package."""
+    outcome: Exception | None = None
     try:
-        yield
-        return
-    except (NotTried, RuleBroken) as reason:
-        outcome = reason
+        check(*arguments)
+    except (NotTried, RuleBroken) as told:
+        outcome = told
     if isinstance(outcome, NotTried):
         pytest.skip(str(outcome))
-    pytest.fail(str(outcome), pytrace=False)
+    if outcome is not None:
+        pytest.fail(str(outcome), pytrace=False)

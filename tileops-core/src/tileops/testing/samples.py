@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from tileops.call_spec import CallSpec
 from tileops.device import KNOWN_BOARDS, ArchRange, DeviceFacts
@@ -192,17 +192,19 @@ class _TooLarge(Exception):  # noqa: N818 - no error: it ends the making of tens
     pass
 
 
-class _SmallTensors(TorchDispatchMode):
-    """Ends whoever asks for a new tensor of more than `limit` elements, before there is one."""
+class _SmallTensors(TorchFunctionMode):
+    """Ends whoever asks torch for a new tensor of more than `limit` elements, before there is one."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        makes = not any(isinstance(argument, Tensor) for argument in args)
-        if makes and any(isinstance(size, list) and math.prod(cast("list[Any]", size)) > self._limit for size in args):
-            raise _TooLarge
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = (*args, *(kwargs or {}).values())
+        if not any(isinstance(value, Tensor) for value in given):
+            sizes = next((value for value in given if isinstance(value, tuple)), args)
+            if math.prod(size for size in cast("Any", sizes) if isinstance(size, int)) > self._limit:
+                raise _TooLarge
         return func(*args, **(kwargs or {}))
 
 

@@ -38,13 +38,16 @@ class _NoTensors(TorchDispatchMode):
 def out_of_reach() -> Generator[list[str]]:
     """Make tensors and questions to devices raise; what was reached for is also in the list, if that was caught."""
     reached = list[str]()
-    with contextlib.ExitStack() as stack:
-        for module, names in _DEVICE_QUERIES.items():
-            for name in names:
-                if hasattr(module, name):
-                    stack.enter_context(mock.patch.object(module, name, _forbidden(module, name, reached)))
-        stack.enter_context(_NoTensors(reached))
-        yield reached
+    known = [(module, name, getattr(module, name, None)) for module, names in _DEVICE_QUERIES.items() for name in names]
+    queries = [query for query in known if query[2] is not None]
+    try:
+        for module, name, _ in queries:
+            setattr(module, name, _forbidden(module, name, reached))
+        with _NoTensors(reached):
+            yield reached
+    finally:
+        for module, name, query in queries:
+            setattr(module, name, query)
 
 
 def _forbidden(module: Any, name: str, reached: list[str]) -> Callable[..., NoReturn]:
