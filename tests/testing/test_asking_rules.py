@@ -187,4 +187,4 @@ def test_an_overlap_with_another_backend_breaks_no_rule_and_is_listed_with_what_
     check_ambiguity(subject)
     (line,) = overlaps([subject])
     assert line.startswith("RMSNormFwdOp: acme:row and zeta:row serve RMSNormCall(device=cpu, n=1, ")
-    assert line.endswith("a user settles it by: with tileops.selection(prefer='acme'):")
+    assert line.endswith('a user settles it by: with tileops.selection(prefer="acme"): …')

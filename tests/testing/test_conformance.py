@@ -106,7 +106,7 @@ def test_an_author_inherits_the_rules_in_one_line_and_needs_neither_plugin_nor_g
         "test_a_target_agrees_with_the_reference[none] SKIPPED",
     ):
         assert f"TestAcme::{test}" in out
-    assert "a user settles it by: with tileops.selection(prefer='acme'):" in out
+    assert 'a user settles it by: with tileops.selection(prefer="acme"): …' in out
     assert "the backend 'acme' has registered no target for an op that is known" in out
     assert "rule broken: a call that is not refused builds and agrees with the reference\n  by: zeta:row  [" in out
     assert out.count("by: zeta:row") == 1

@@ -102,7 +102,11 @@ def raises(self: Any, x: Tensor, shift: Any, total: Any, right: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("run", "found", "change"),
     [
-        (off_in_float16, "the result differs from the reference in float64: ", "mend the kernel for this call"),
+        (
+            off_in_float16,
+            "the result differs from the reference in float64 in 5 of 5 elements, at most in element ",
+            "mend the kernel for this call",
+        ),
         (wrong_for_single_elements, "the result differs from the reference", "let refusal refuse it"),
         (widens, "the result has dtype torch.float32; the reference gives torch.float16", "mend"),
         (flattens, "the result has shape (5,); the reference gives (5, 1)", "mend"),
@@ -140,6 +144,15 @@ def test_a_kernel_that_serves_float64_in_float32_is_found_though_no_sample_is_in
     text = kit.verdict(check_agreement, kit.broken(wide=lambda self, x: torch.float32), LIMITS)
     assert "dtype=float64" in text
     assert "the result differs from the reference in float64" in text
+
+
+def test_what_repeated_calls_go_to_is_held_to_the_contract_too(kit: Any) -> None:
+    def keeps_the_first_result(self: Any, *tensors: Any) -> Any:
+        y = self.forward(*(None if tensor is None else tensor.clone() for tensor in tensors))
+        return lambda x, shift, total: (total.add_(x.numel()), y)[1]
+
+    text = kit.verdict(check_agreement, kit.broken(repeated=keeps_the_first_result), LIMITS)
+    assert "found: what its repeated() returned is wrong for a like call: the result differs" in text
 
 
 def test_a_kernel_that_cannot_be_built_is_found(kit: Any) -> None:

@@ -1,4 +1,6 @@
-"""The rules that every kernel holds to, inherited from tileops."""
+"""The rules that every kernel holds to, whoever ships it."""
+
+from __future__ import annotations
 
 from tileops.testing import ConformanceTests
 

@@ -197,7 +197,7 @@ def overlaps(subjects: Sequence[Subject]) -> tuple[str, ...]:
                 lines.setdefault(
                     (subject.op.__name__, *keys),
                     f"{subject.op.__name__}: {' and '.join(keys)} serve {selection.call}; "
-                    f"a user settles it by: with tileops.selection(prefer={backend!r}):",
+                    f'a user settles it by: with tileops.selection(prefer="{backend}"): …',
                 )
     return tuple(lines.values())
 

@@ -11,12 +11,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from torch import Tensor
 
 from tileops.call_spec import CallSpec
-from tileops.kernels.kernel_base import KernelInterface
+from tileops.kernels.kernel_base import Kernel, KernelInterface
 from tileops.testing.broken_rule import RuleBroken, named, shown_error
 from tileops.testing.global_state import changes, read_state
 from tileops.testing.running import (
@@ -55,6 +55,19 @@ def check_agreement(subject: Subject, limits: Limits) -> None:
             raise RuleBroken(AGREES, named(subject.implementation), wrong, refuse_or_mend, call)
         for found, change in misuse(subject.interface, call, tensors, outcome):
             raise RuleBroken(AGREES, named(subject.implementation), found, change, call)
+        _check_repeats(subject, call, tensors, tensors_of(subject.interface, call, seed + 1))
+
+
+def _check_repeats(subject: Subject, call: CallSpec, first: Tensors, later: Tensors) -> None:
+    """What a kernel gives to repeats of a call has the contract that the kernel has."""
+    entry = _built(subject, call).entry
+    if not isinstance(entry, Kernel):
+        return
+    outcome = _run(subject, call, cast("Kernel[Any]", entry).repeated(*first), later)
+    wrong = disagreement(subject.interface, call, later, outcome)
+    if wrong:
+        found, change = f"what its repeated() returned is wrong for a like call: {wrong}", "mend repeated"
+        raise RuleBroken(AGREES, named(subject.implementation), found, change, call)
 
 
 def _built(subject: Subject, call: CallSpec) -> Built:

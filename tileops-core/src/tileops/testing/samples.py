@@ -200,10 +200,10 @@ class _SmallTensors(TorchFunctionMode):
         self._limit = limit
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = (*args, *(kwargs or {}).values())
+        given: tuple[Any, ...] = (*args, *(kwargs or {}).values())
         if not any(isinstance(value, Tensor) for value in given):
-            sizes = next((value for value in given if isinstance(value, tuple)), args)
-            if math.prod(size for size in cast("Any", sizes) if isinstance(size, int)) > self._limit:
+            sizes: Any = next((value for value in given if isinstance(value, tuple)), args)
+            if math.prod(size for size in sizes if isinstance(size, int)) > self._limit:
                 raise _TooLarge
         return func(*args, **(kwargs or {}))
 
