@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from typing import Any
@@ -11,7 +12,13 @@ import torch
 from tileops import register_kernel_builder
 from tileops.testing import Limits
 from tileops.testing.broken_rule import NotTried
-from tileops.testing.running_rules import check_agreement, check_identity, check_no_trace, check_threads
+from tileops.testing.running_rules import (
+    check_agreement,
+    check_identity,
+    check_no_trace,
+    check_threads,
+    import_compilers,
+)
 from tileops.testing.samples import runnable
 from tileops.testing.subjects import builders_of
 from tileops.testing.target_rules import check_target
@@ -256,6 +263,20 @@ def test_a_run_that_changes_global_state_is_found(kit: Any) -> None:
     finally:
         torch.set_num_threads(threads)
     assert f"found: running it changed torch's number of threads: {threads} became {threads + 1}" in text
+
+
+def test_what_importing_a_compiler_changes_is_not_taken_for_the_kernels_doing(
+    kit: Any, site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACME_HOME", "")
+    site.module("acme_compiler", "import os; os.environ['ACME_HOME'] = '/opt/acme'")
+
+    def build(self: Any, call: Any = None) -> None:
+        super(kit.Right, self).__init__(call)
+        importlib.import_module("acme_compiler")
+
+    import_compilers(["acme_compiler", "no_such.compiler"])
+    check_no_trace(kit.broken(__init__=build), LIMITS)
 
 
 # ------------------------------------------------------------------------------------------------------- targets

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import sys
 import threading
 import warnings
@@ -239,9 +238,8 @@ def check_no_trace(subject: Subject, limits: Limits) -> None:
 
 
 def import_compilers(names: Iterable[str]) -> None:
-    """Import the compilers that are installed, before anything is built: what that changes is their makers' doing."""
+    """Import the compilers that can be, before anything is built: what that changes is their makers' doing."""
     for name in names:
-        if name not in sys.modules and importlib.util.find_spec(name) is not None:
-            with warnings.catch_warnings(), contextlib.suppress(Exception):
-                warnings.simplefilter("ignore")
-                importlib.import_module(name)
+        with warnings.catch_warnings(), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")
+            importlib.import_module(name)

@@ -199,10 +199,13 @@ class _SmallTensors(TorchFunctionMode):
         super().__init__()
         self._limit = limit
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given: tuple[Any, ...] = (*args, *(kwargs or {}).values())
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = (*args, *(kwargs or {}).values())
         if not any(isinstance(value, Tensor) for value in given):
-            sizes: Any = next((value for value in given if isinstance(value, tuple)), args)
+            tuples = [cast("tuple[object, ...]", value) for value in given if isinstance(value, tuple)]
+            sizes = tuples[0] if tuples else args
             if math.prod(size for size in sizes if isinstance(size, int)) > self._limit:
                 raise _TooLarge
         return func(*args, **(kwargs or {}))
