@@ -9,6 +9,7 @@ how to read the table.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -85,7 +86,8 @@ class Peer:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._log):
             if stream is not None:
-                stream.close()
+                with contextlib.suppress(BrokenPipeError):  # a request that an ended process has not read
+                    stream.close()
 
 
 class PeerError(Exception):
@@ -211,7 +213,7 @@ def started(options: argparse.Namespace) -> dict[str, Peer]:
     peers = {name: shared if name in TOGETHER else Peer(worker) for name in OWN if name not in options.without}
     for given in options.peer:
         name, _, folder = given.partition("=")
-        peers[name] = Peer(worker, folder)
+        peers[name] = Peer([*worker, folder], folder)
     return peers
 
 
