@@ -11,14 +11,22 @@ below, or implements the hooks that `hookimpl` marks. Users install it and chang
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from tileops.backend.hooks import RegisterDeviceFacts, RegisterKernelBuilder, RegisterKernelType, hookimpl
+from tileops.backend.hooks import (
+    RegisterDetector,
+    RegisterDeviceFacts,
+    RegisterKernelBuilder,
+    RegisterKernelType,
+    hookimpl,
+)
 from tileops.device import DeviceFacts, at_least
 from tileops.errors import (
     AmbiguousDispatchError,
+    AmbiguousTargetError,
     BackendError,
     BackendLoadWarning,
     BuildError,
@@ -27,6 +35,7 @@ from tileops.errors import (
     KernelFaultWarning,
     OpNotAvailableError,
     RegistrationError,
+    TargetDeclinedError,
     UnknownTargetError,
 )
 from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
@@ -36,22 +45,28 @@ if TYPE_CHECKING:
     from tileops.backend.discovery import POLICY_VARIABLE
     from tileops.backend.loading import Recorder, load
     from tileops.backend.records import BackendRecord, State
-    from tileops.backend.targets import TensorSpec, registered_targets
+    from tileops.backend.registration import BUILTIN, DeviceClaim
+    from tileops.backend.targets import TensorSpec, default_target, registered_targets, set_default_target
 
 _ON_FIRST_USE: Final = {
+    "BUILTIN": "registration",
     "POLICY_VARIABLE": "discovery",
     "BackendRecord": "records",
     "State": "records",
     "TensorSpec": "targets",
+    "default_target": "targets",
     "load": "loading",
     "registered_targets": "targets",
+    "set_default_target": "targets",
 }
 """Where the names are that need the tables of backends: importing this package does not need those."""
 
 __all__ = [
+    "BUILTIN",
     "IN_TREE",
     "POLICY_VARIABLE",
     "AmbiguousDispatchError",
+    "AmbiguousTargetError",
     "BackendError",
     "BackendLoadWarning",
     "BackendRecord",
@@ -64,21 +79,27 @@ __all__ = [
     "KernelFaultWarning",
     "KernelInterface",
     "OpNotAvailableError",
+    "RegisterDetector",
     "RegisterDeviceFacts",
     "RegisterKernelBuilder",
     "RegisterKernelType",
     "RegistrationError",
     "State",
+    "TargetDeclinedError",
     "TensorSpec",
     "UnknownTargetError",
     "at_least",
+    "default_target",
     "hookimpl",
     "load",
+    "load_failures",
     "note",
+    "register_detector",
     "register_device_facts",
     "register_kernel_builder",
     "register_kernel_type",
     "registered_targets",
+    "set_default_target",
     "status",
     "unregister_kernel_type",
 ]
@@ -126,23 +147,42 @@ def unregister_kernel_type(op: str, key: str) -> None:
     if unit is None or kept == kernels:
         known = ", ".join(f"{name} {implementation.key!r}" for name, implementation in kernels) or "nothing"
         raise RegistrationError(f"the program has registered no {bare!r} for {op}; it has registered: {known}")
-    commit(type(unit)(unit.owner, kept, unit.builders, unit.readers, unit.notes))
+    commit(dataclasses.replace(unit, kernels=kept))
 
 
-def register_kernel_builder(op: str, target: str, build_kernel: Callable[..., Any]) -> None:
+def register_detector(target: str, detect: DeviceClaim) -> None:
+    """Let a target take ops over on the devices that it claims, for whoever names no target.
+
+    Args:
+        target: The target's name.
+        detect: Called `detect(device)` with a `torch.device`; whether the target is for it. Asked once for each
+            device, and again when something is registered. One that raises claims nothing and is warned about.
+
+    Raises:
+        RegistrationError: The target has another detector, or this one is not callable.
+    """
+    _recorder_of_caller().register_detector(target, detect)
+
+
+def register_kernel_builder(
+    op: str, target: str, build_kernel: Callable[..., Any], *, per_op: bool = False
+) -> None:
     """Let a target take over a whole op.
 
     Args:
-        op: The op class's name.
+        op: The op class's name. An op that this release does not have is kept and noted, and served when it
+            appears.
         target: The target's name, which users pass as `target=`.
         build_kernel: Called `build_kernel(*TensorSpec | None in signature order, **params)` with the op's
-            constructor parameters; returns a callable that takes the op's tensors and returns its result.
-            Asked once for equal specs and parameters.
+            constructor parameters; returns a callable that takes the op's tensors and returns its result. Asked
+            once for equal specs and parameters. It raises `Declined` for a call that it leaves to others.
+        per_op: Whether each op object gets a kernel of its own, which dies with it, instead of one for all equal
+            ops. For kernels that keep something between calls.
 
     Raises:
-        RegistrationError: Somebody else has a builder for that op and target, or it is not callable.
+        RegistrationError: Somebody has a builder for that op and target, or this one is not callable.
     """
-    _recorder_of_caller().register_kernel_builder(op, target, build_kernel)
+    _recorder_of_caller().register_kernel_builder(op, target, build_kernel, per_op=per_op)
 
 
 def register_device_facts(device_type: str, read: Callable[[Any], DeviceFacts]) -> None:
@@ -170,6 +210,14 @@ def status() -> tuple[BackendRecord, ...]:
 
     load()
     return registry().records
+
+
+def load_failures() -> list[str]:
+    """The installed backends that could not be loaded, a line each: which, and why. `status()` has the tracebacks."""
+    from tileops.backend.records import State
+
+    failed = (record for record in status() if record.state is State.FAILED)
+    return [f"{record.name} ({', '.join(record.entry_points)}): {record.reason}" for record in failed]
 
 
 def _recorder_of_caller() -> Recorder:

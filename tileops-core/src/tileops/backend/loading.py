@@ -26,6 +26,7 @@ from tileops.backend.precedence import check_precedence
 from tileops.backend.records import BackendRecord, State
 from tileops.backend.registration import (
     LOCAL,
+    DeviceClaim,
     Implementation,
     Unit,
     check_claims,
@@ -197,7 +198,9 @@ def _run_hooks(backend: Installed, plugin: object) -> None:
     _refuse_unknown_hooks(manager, plugin)
     recorder = Recorder(lambda: backend.owner)
     manager.hook.tileops_register_kernels(register_kernel_type=recorder.register_kernel_type)
-    manager.hook.tileops_register_targets(register_kernel_builder=recorder.register_kernel_builder)
+    manager.hook.tileops_register_targets(
+        register_detector=recorder.register_detector, register_kernel_builder=recorder.register_kernel_builder
+    )
     manager.hook.tileops_register_devices(register_device_facts=recorder.register_device_facts)
 
 
@@ -261,9 +264,15 @@ class Recorder:
         """Add an implementation to the op called `op`, under `key`."""
         self._add(lambda unit: unit.with_kernel(op, key, cls))
 
-    def register_kernel_builder(self, op: str, target: str, build_kernel: Callable[..., Any]) -> None:
+    def register_detector(self, target: str, detect: DeviceClaim) -> None:
+        """Let `target` have the devices that `detect(device)` claims."""
+        self._add(lambda unit: unit.with_detector(target, detect))
+
+    def register_kernel_builder(
+        self, op: str, target: str, build_kernel: Callable[..., Any], *, per_op: bool = False
+    ) -> None:
         """Let `target` take over the op called `op`."""
-        self._add(lambda unit: unit.with_builder(op, target, build_kernel))
+        self._add(lambda unit: unit.with_builder(op, target, build_kernel, per_op=per_op))
 
     def register_device_facts(self, device_type: str, read: FactsReader) -> None:
         """Let `read(device)` tell the facts of devices of `device_type`."""

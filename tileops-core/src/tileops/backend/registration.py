@@ -1,4 +1,4 @@
-"""What is registered, by whom: kernels, builders of whole ops, readers of device facts.
+"""What is registered, by whom: kernels, detectors and builders of targets, readers of device facts.
 
 Everything that is registered belongs to an owner, the distribution that registered it or `local`. An owner's
 registrations are collected in a `Unit` and taken whole or not at all; the whole table is one immutable
@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+import torch
+
 from tileops.backend.records import BackendRecord
 from tileops.catalogue import find_op, meant, op_names
 from tileops.device import FactsReader, set_facts_readers
@@ -22,6 +24,12 @@ from tileops.verdict import IN_TREE, Owner
 
 LOCAL: Final = Owner("local")
 """The owner of what a program registers itself."""
+
+BUILTIN: Final = "BUILTIN"
+"""As `target=`, or as the default target: no target takes the op over, kernel selection serves it."""
+
+DeviceClaim = Callable[[torch.device], bool]
+"""Says of a device whether a target is for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +61,28 @@ class Builder:
         target: The target's name.
         build: Called `build(*TensorSpec | None in signature order, **params)`; returns a callable.
         owner: Who registered it.
+        per_op: Whether each op object has a kernel of its own, instead of one for all equal ops.
     """
 
     op: str
     target: str
     build: Callable[..., Any]
+    owner: Owner
+    per_op: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Detector:
+    """What says which devices a target is for.
+
+    Args:
+        target: The target's name.
+        detect: Called `detect(device)`.
+        owner: Who registered it.
+    """
+
+    target: str
+    detect: DeviceClaim
     owner: Owner
 
 
@@ -69,6 +94,7 @@ class Unit:
         owner: The owner.
         kernels: Its implementations, with the op each is for.
         builders: Its builders.
+        detectors: Its detectors.
         readers: Its readers of device facts, by device type.
         notes: What it says about itself.
     """
@@ -76,13 +102,14 @@ class Unit:
     owner: Owner
     kernels: tuple[tuple[str, Implementation], ...] = ()
     builders: tuple[Builder, ...] = ()
+    detectors: tuple[Detector, ...] = ()
     readers: tuple[tuple[str, FactsReader], ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing at all was registered."""
-        return not (self.kernels or self.builders or self.readers)
+        return not (self.kernels or self.builders or self.detectors or self.readers)
 
     def with_kernel(self, op: str, key: str, cls: type[Kernel[Any]]) -> Unit:
         """This unit and one more implementation; itself where the very same is in it already."""
@@ -97,25 +124,39 @@ class Unit:
         _check_against_op(op, key, cls)
         return dataclasses.replace(self, kernels=(*self.kernels, (op, Implementation(key, cls, self.owner))))
 
-    def with_builder(self, op: str, target: str, build: Callable[..., Any]) -> Unit:
-        """This unit and one more builder."""
-        if not callable(build):
-            raise RegistrationError(f"the builder of target {target!r} for {op} is {build!r}, which nobody can call")
-        if any((known.op, known.target) == (op, target) and known.build is not build for known in self.builders):
-            raise RegistrationError(f"target {target!r} has a builder for {op} already")
-        if any((known.op, known.target) == (op, target) for known in self.builders):
-            return self
-        return dataclasses.replace(self, builders=(*self.builders, Builder(op, target, build, self.owner)))
+    def with_builder(self, op: str, target: str, build: Callable[..., Any], *, per_op: bool = False) -> Unit:
+        """This unit and one more builder; itself where the very same is in it already."""
+        _check_target(target, f"the builder of target {target!r} for {op}", build)
+        builder = Builder(op, target, build, self.owner, per_op)
+        return self if builder in self.builders else self._extended(builders=(*self.builders, builder))
+
+    def with_detector(self, target: str, detect: DeviceClaim) -> Unit:
+        """This unit and one more detector; itself where the very same is in it already."""
+        _check_target(target, f"the detector of target {target!r}", detect)
+        detector = Detector(target, detect, self.owner)
+        return self if detector in self.detectors else self._extended(detectors=(*self.detectors, detector))
 
     def with_reader(self, device_type: str, read: FactsReader) -> Unit:
-        """This unit and one more reader of device facts."""
+        """This unit and one more reader of device facts; itself where the very same is in it already."""
         if device_type in ("cuda", "cpu"):
             raise RegistrationError(f"the facts of {device_type!r} are read by tileops itself")
-        if any(known == device_type and reader is not read for known, reader in self.readers):
-            raise RegistrationError(f"the facts of {device_type!r} have a reader already")
-        if (device_type, read) in self.readers:
-            return self
-        return dataclasses.replace(self, readers=(*self.readers, (device_type, read)))
+        reader = (device_type, read)
+        return self if reader in self.readers else self._extended(readers=(*self.readers, reader))
+
+    def _extended(self, **longer: tuple[Any, ...]) -> Unit:
+        """This unit with a longer table, in which nothing is claimed twice."""
+        extended = dataclasses.replace(self, **longer)
+        claims = tuple(extended.claims())
+        twice = next((claim for claim in claims if claims.count(claim) > 1), None)
+        if twice is not None:
+            raise RegistrationError(f"{twice} already")
+        return extended
+
+    def claims(self) -> Iterator[str]:
+        """What nobody else may register, each as the beginning of the sentence that says so."""
+        yield from (f"target {builder.target!r} has a builder for {builder.op}" for builder in self.builders)
+        yield from (f"target {detector.target!r} has a detector" for detector in self.detectors)
+        yield from (f"the facts of {device_type!r} have a reader" for device_type, _ in self.readers)
 
     def with_note(self, note: str) -> Unit:
         """This unit and one more note."""
@@ -125,12 +166,18 @@ class Unit:
         """What is registered, as lines for a reader."""
         kernels = (f"{op}: {implementation.full_key}" for op, implementation in self.kernels)
         builders = (f"{builder.op}: target {builder.target}" for builder in self.builders)
+        detectors = (f"detector of target {detector.target}" for detector in self.detectors)
         readers = (f"device facts of {device_type}" for device_type, _ in self.readers)
-        return (*kernels, *builders, *readers)
+        return (*kernels, *builders, *detectors, *readers)
 
     def all_notes(self) -> tuple[str, ...]:
         """Its own notes, and the library's on ops and preferred keys that this release does not have."""
-        return tuple(dict.fromkeys((*self.notes, *self._unknown_ops(), *self._unknown_keys())))
+        return tuple(dict.fromkeys((*self.notes, *self._unknown_ops(), *self._unknown_keys(), *self._idle_targets())))
+
+    def _idle_targets(self) -> Iterator[str]:
+        built = tuple({builder.target for builder in self.builders})
+        for target in (detector.target for detector in self.detectors if detector.target not in built):
+            yield f"target {target!r} has a detector and takes no op over{meant(target, built)}"
 
     def _unknown_keys(self) -> Iterator[str]:
         own = {implementation.key for _, implementation in self.kernels}
@@ -158,6 +205,14 @@ def _check_against_op(op: str, key: str, cls: type[Kernel[Any]]) -> None:
         check_kernel_class(key, cls, known.interfaces.values())
 
 
+def _check_target(target: object, what: str, function: object) -> None:
+    """Refuse a target that cannot be given as `target=`, and what cannot be called."""
+    if not isinstance(target, str) or not target or target == BUILTIN:
+        raise RegistrationError(f"a target cannot be called {target!r}; give a name such as 'acme'")
+    if not callable(function):
+        raise RegistrationError(f"{what} is {function!r}, which nobody can call")
+
+
 def _name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -170,11 +225,13 @@ class Registry:
         units: The committed units by owner name, in order of name.
         records: What became of each installed backend, in order of name.
         loaded: Whether installed backends were looked for.
+        default_target: The target of ops that name none, or `BUILTIN`; None where detection decides.
     """
 
     units: Mapping[str, Unit] = dataclasses.field(default_factory=dict[str, Unit])
     records: tuple[BackendRecord, ...] = ()
     loaded: bool = False
+    default_target: str | None = None
 
     def implementations(self, op: str) -> tuple[Implementation, ...]:
         """What is registered for the op called `op`."""
@@ -183,6 +240,10 @@ class Registry:
     def builders(self) -> tuple[Builder, ...]:
         """Every builder of every target."""
         return tuple(builder for unit in self.units.values() for builder in unit.builders)
+
+    def detectors(self) -> tuple[Detector, ...]:
+        """The detectors of all targets, one each."""
+        return tuple(detector for unit in self.units.values() for detector in unit.detectors)
 
     def record_of(self, owner: str) -> BackendRecord | None:
         """The record of an owner; None of a backend that is not loaded yet."""
@@ -265,19 +326,8 @@ def _renewed(record: BackendRecord | None, unit: Unit) -> BackendRecord | None:
 
 
 def check_claims(unit: Unit, units: Iterable[Unit]) -> None:
-    """Raise where `unit` claims an (op, target) or a device type that somebody else has."""
-    others = [other for other in units if other.owner != unit.owner]
-    for device_type, _ in unit.readers:
-        holder = next((o.owner for o in others if device_type in dict(o.readers)), None)
-        if holder is not None:
-            raise RegistrationError(
-                f"the facts of {device_type!r} have a reader already, from {holder.distribution or holder.name}"
-            )
-    taken = {(b.op, b.target): b for other in others for b in other.builders}
-    for builder in unit.builders:
-        holder = taken.get((builder.op, builder.target))
-        if holder is not None:
-            raise RegistrationError(
-                f"target {builder.target!r} has a builder for {builder.op} already, from "
-                f"{holder.owner.distribution or holder.owner.name}"
-            )
+    """Raise where `unit` claims what somebody else has: a builder's or a detector's target, a device type."""
+    taken = {claim: other.owner for other in units if other.owner != unit.owner for claim in other.claims()}
+    for claim in unit.claims():
+        if claim in taken:
+            raise RegistrationError(f"{claim} already, from {taken[claim].distribution or taken[claim].name}")
