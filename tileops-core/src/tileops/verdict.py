@@ -198,6 +198,7 @@ class Selection:
             "target": self.target,
             "verdicts": [verdict.as_json() for verdict in self.verdicts],
             "error": None if self.failure is None else self.headline,
+            "remarks": list(self.remarks),
         }
 
 

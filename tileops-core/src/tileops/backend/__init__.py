@@ -164,9 +164,7 @@ def register_detector(target: str, detect: DeviceClaim) -> None:
     _recorder_of_caller().register_detector(target, detect)
 
 
-def register_kernel_builder(
-    op: str, target: str, build_kernel: Callable[..., Any], *, per_op: bool = False
-) -> None:
+def register_kernel_builder(op: str, target: str, build_kernel: Callable[..., Any], *, per_op: bool = False) -> None:
     """Let a target take over a whole op.
 
     Args:

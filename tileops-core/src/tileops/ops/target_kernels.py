@@ -72,7 +72,9 @@ class _Tables:
 
     def answers(self, op: Any, builder: Builder) -> dict[Any, TargetKernel | _Refusal]:
         """The builder's answers: one table for all ops of a class, or one that dies with the op."""
-        return self._own.setdefault(op, {}) if builder.per_op else self._shared.setdefault(type(op), {})
+        return (
+            self._own.setdefault(op, {}) if builder.per_op else self._shared.setdefault(cast("OpClass", type(op)), {})
+        )
 
 
 _tables = _Tables()
@@ -88,9 +90,10 @@ def forget_target_kernels() -> None:
 when_registry_changes(forget_target_kernels)
 
 
-def specs_of(tensors: Sequence[Tensor | None]) -> Specs:
-    """What a builder is asked with, in signature order."""
-    return tuple(TensorSpec.of(tensor) for tensor in tensors)
+def specs_of(tensors: Sequence[Tensor | None], *, on: torch.device | None = None) -> Specs:
+    """What a builder is asked with, in signature order; as if the tensors were on the device `on`, where given."""
+    specs = tuple(TensorSpec.of(tensor) for tensor in tensors)
+    return specs if on is None else tuple(spec and spec._replace(device=on) for spec in specs)
 
 
 def target_kernel(op: Any, specs: Specs) -> TargetKernel | None:
@@ -109,7 +112,9 @@ def target_kernel(op: Any, specs: Specs) -> TargetKernel | None:
     if isinstance(answer, TargetKernel):
         return answer
     if offer.named:
-        raise TargetDeclinedError(f"{type(op).__name__}: {_declining(offer, answer)}, and nothing else is asked: {offer.why}")
+        raise TargetDeclinedError(
+            f"{type(op).__name__}: {_declining(offer, answer)}, and nothing else is asked: {offer.why}"
+        )
     return None
 
 
@@ -144,9 +149,10 @@ def _key(op: Any, offer: Offer, specs: Specs) -> tuple[Any, ...]:
     return key
 
 
-def _typed(value: object) -> tuple[type, object]:
-    parts = tuple(map(_typed, cast("tuple[object, ...]", value))) if isinstance(value, tuple) else value
-    return type(value), parts
+def _typed(value: object) -> tuple[type[Any], object]:
+    if isinstance(value, tuple):
+        return tuple, tuple(map(_typed, cast("tuple[object, ...]", value)))
+    return type(value), value
 
 
 def _build(op: Any, offer: Offer, specs: Specs) -> TargetKernel | _Refusal:
@@ -247,5 +253,5 @@ def with_refusal(op: Any, specs: Specs, error: Exception) -> Exception:
     """The error of kernel selection with the target that declined the call before; any other error as it is."""
     if not isinstance(error, SelectionError):
         return error
-    told = with_target(type(op), error.selection, op, specs)
+    told = with_target(cast("OpClass", type(op)), error.selection, op, specs)
     return error if told.failure is None else selection_error(told)

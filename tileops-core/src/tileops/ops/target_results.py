@@ -81,7 +81,8 @@ def _described(tensor: Tensor, device: torch.device) -> str:
 def _shown(value: Any) -> str:
     """A value as the message shows it: a tensor or a tuple by its kind, which its data would hide."""
     if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(cast('Sequence[Any]', value))}"
+        values = cast("Sequence[Any]", value)
+        return f"a {type(values).__name__} of {len(values)}"
     return "a tensor" if isinstance(value, Tensor) else repr(value)
 
 
