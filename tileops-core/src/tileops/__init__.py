@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tileops.device import DeviceFacts, at_least
     from tileops.errors import (
         AmbiguousDispatchError,
+        AmbiguousTargetError,
         BackendError,
         BackendLoadWarning,
         BuildError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         KernelFaultWarning,
         OpNotAvailableError,
         RegistrationError,
+        TargetDeclinedError,
         TileopsError,
         UnknownTargetError,
     )
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 _HOME: Final = {
     "IN_TREE": "verdict",
     "AmbiguousDispatchError": "errors",
+    "AmbiguousTargetError": "errors",
     "BackendError": "errors",
     "BackendLoadWarning": "errors",
     "BatchNormFwdOp": "ops",
@@ -59,6 +62,7 @@ _HOME: Final = {
     "RegistrationError": "errors",
     "Selection": "verdict",
     "SizeClass": "call_spec",
+    "TargetDeclinedError": "errors",
     "TileopsError": "errors",
     "TorchOp": "torch_schema",
     "UnknownTargetError": "errors",
@@ -73,6 +77,7 @@ _HOME: Final = {
 __all__ = [
     "IN_TREE",
     "AmbiguousDispatchError",
+    "AmbiguousTargetError",
     "BackendError",
     "BackendLoadWarning",
     "BatchNormFwdOp",
@@ -93,6 +98,7 @@ __all__ = [
     "RegistrationError",
     "Selection",
     "SizeClass",
+    "TargetDeclinedError",
     "TileopsError",
     "TorchOp",
     "UnknownTargetError",
