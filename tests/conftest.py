@@ -234,7 +234,9 @@ class Site:
     ) -> subprocess.CompletedProcess[str]:
         """Run a program in a process of its own, which sees the installed distributions."""
         environment = {key: value for key, value in os.environ.items() if key != loading.POLICY_VARIABLE}
-        environment["PYTHONPATH"] = str(self.folder)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(self.folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        )
         if policy is not None:
             environment[loading.POLICY_VARIABLE] = policy
         command = [sys.executable, *options, "-c", textwrap.dedent(code)]
