@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Final, overload
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch.compiler import is_dynamo_compiling
 
 from tileops.backend.loading import load
 from tileops.backend.precedence import beats, precedence
-from tileops.backend.registration import Implementation, registry, when_registry_changes
+from tileops.backend.registration import BUILTIN, Implementation, registry, when_registry_changes
 from tileops.backend.targets import may_be_taken_over, unable_claims
 from tileops.call_spec import CallSpec, as_code
 from tileops.catalogue import add_op
@@ -24,9 +25,10 @@ from tileops.device import Board, DeviceFacts, default_device_type, is_capturing
 from tileops.errors import CaptureError, DeclarationError, selection_error
 from tileops.kernels.kernel_base import Kernel, KernelInterface
 from tileops.ops.asking import verdict_of
-from tileops.ops.checks import check_strided
+from tileops.ops.checks import check_strided, laid_out
 from tileops.ops.entries import drop_entries, entry_of, note_who_ran
 from tileops.ops.implementations import check_kernel_types, implementations
+from tileops.ops.repeats import NO_REPEATS, Repeats, with_call
 from tileops.ops.requests import check_request, refuse_unkeyable
 from tileops.ops.signature import argument_names, arguments_in_order, asked_for, parameter_names
 from tileops.ops.tables import remember
@@ -44,9 +46,10 @@ from tileops.torch_boundary import (
     call_through,
     declare,
     gradient_refusal,
-    needs_dispatcher,
     refuse_nested,
+    written_positions,
 )
+from tileops.torch_guards import ALIGNMENT, Sizes, needs_dispatcher
 from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
 
 
@@ -110,8 +113,13 @@ class Op:
     torch_ops: ClassVar[Mapping[str, TorchOp]] = MappingProxyType({"": TorchOp()})
     """The torch ops, by the suffix of their names; one, unless calls differ in what they write or return."""
 
+    any_layout: ClassVar[bool] = False
+    """Whether `forward` takes tensors of any layout. Else it gets contiguous ones that begin at a multiple of 16
+    bytes: a copy where a tensor is another, unless the op writes it."""
+
     _entries: ClassVar[dict[Any, Any]] = {}
     _may_be_taken_over: ClassVar[bool] = True
+    _repeats: Repeats = NO_REPEATS
 
     def __init__(self, *, target: str | None = None) -> None:
         self.target = target
@@ -122,6 +130,8 @@ class Op:
         cls.interfaces = MappingProxyType(dict(cls.interfaces))
         cls.kernel_types = MappingProxyType(dict(cls.kernel_types))
         check_kernel_types(cls)
+        if {"forward", "check"} & vars(cls).keys() and "call_sizes" not in vars(cls):
+            cls.call_sizes = Op.call_sizes  # what a base says of its own calls
         cls._entries = {}
         cls._may_be_taken_over = may_be_taken_over(cls.__name__)
         _op_classes.append(cls)
@@ -142,15 +152,41 @@ class Op:
         """The results without data: for an x without elements, and for tracers. Same signature as `forward`."""
         raise NotImplementedError(f"{type(self).__qualname__} has no empty_results")
 
+    def call_sizes(self, *args: Any, **kwargs: Any) -> Sizes | None:
+        """The sizes of each tensor on which a call depends, None in place of one that may vary.
+
+        It has the signature of `forward`. An op that says this says that `forward` returns what its kernel does for the arguments as they are, and
+        that all it reads of them is dtype, device, layout and these sizes. Its repeated calls cost the least.
+
+        Returns:
+            The sizes; None for an op that depends on more, and for a class with a `forward` or `check` of its own
+            that says nothing.
+        """
+        del args, kwargs
+        return None
+
     # ------------------------------------------------------------------------------------------------ calling
 
     def __call__(self, *tensors: Any, **named: Any) -> Any:
         """Check the arguments, find the kernel, run it. `forward` documents arguments and results."""
         if named or not tensors:
             tensors = arguments_in_order(type(self), tensors, named)
+        if not is_dynamo_compiling():
+            noted = self._repeats
+            if noted.entries is self._entries:
+                for guard, run in noted.known:
+                    if guard(tensors):
+                        try:
+                            return run(*tensors)
+                        except Exception as error:
+                            note_who_ran(error)
+                            raise
         if needs_dispatcher(tensors):
             return call_through(self, tensors)
-        return self._run(*tensors)
+        results = self._run(*tensors)
+        if self._repeats.left or self._repeats.entries is not self._entries:
+            self._repeats = with_call(self._repeats, self, tensors)
+        return results
 
     def _run(self, *tensors: Any) -> Any:
         """The call itself, past the question whether torch must see it."""
@@ -165,13 +201,8 @@ class Op:
                     raise gradient_refusal(type(self).__name__)
         if tensors[0].numel() == 0:
             return self.empty_results(*tensors)
-        if self.target is not None or self._may_be_taken_over:
-            arguments = arguments_in_order(type(self), tensors, {})
-            kernel = target_kernel(self, specs_of(arguments))
-            if kernel is not None:
-                return run_target_kernel(kernel, self, arguments)
         try:
-            return self.forward(*tensors)
+            return self._serve(tensors)
         except Exception as error:
             failure = error
         raise self._explained(failure, tensors)
@@ -182,9 +213,37 @@ class Op:
         for name, tensor in zip(self.argument_names, tensors):
             check_strided(name, tensor)
         note_who_ran(failure)
-        if self.target is not None or self._may_be_taken_over:
+        if self._is_offered():
             return with_refusal(self, specs_of(arguments_in_order(type(self), tensors, {})), failure)
         return failure
+
+    def _serve(self, tensors: tuple[Any, ...]) -> Any:
+        """Run the target that takes the call over, or lay the tensors out for the kernel that is selected."""
+        if self._is_offered():
+            arguments = arguments_in_order(type(self), tensors, {})
+            kernel = target_kernel(self, specs_of(arguments))
+            if kernel is not None:
+                return run_target_kernel(kernel, self, arguments)
+        if not self.any_layout:
+            for tensor in tensors:
+                if tensor is not None and not (tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0):
+                    tensors = laid_out(tensors, written_positions(self))
+                    break
+        return self.forward(*tensors)
+
+    def _is_offered(self) -> bool:
+        """Whether a target may take calls over, on whatever device."""
+        return self._may_be_taken_over if self.target is None else self.target != BUILTIN
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a parameter: what was noted of calls with the old ones is forgotten."""
+        super().__setattr__(name, value)
+        if name != "_repeats" and self._repeats is not NO_REPEATS:
+            self._repeats = NO_REPEATS
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: the parameters."""
+        return {name: value for name, value in vars(self).items() if name != "_repeats"}
 
     def kernel_for(self, interface: str, call: CallSpec) -> Callable[..., Any]:
         """The entry that serves `call` at the interface called `interface`.

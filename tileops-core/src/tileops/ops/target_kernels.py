@@ -24,7 +24,7 @@ from tileops.errors import (
     TargetDeclinedError,
     selection_error,
 )
-from tileops.ops.checks import contiguous
+from tileops.ops.checks import laid_out
 from tileops.ops.progress import showing_build
 from tileops.ops.tables import build_once
 from tileops.ops.target_results import settled
@@ -185,10 +185,7 @@ def run_target_kernel(kernel: TargetKernel, op: Any, tensors: Sequence[Tensor | 
     out anew: results are then in the memory order that the op promises for the input as it came.
     """
     writes = written_positions(op)
-    arguments = [
-        tensor if tensor is None or position in writes else contiguous(tensor)
-        for position, tensor in enumerate(tensors)
-    ]
+    arguments = laid_out(tensors, writes)
     try:
         results = kernel.run(*arguments)
     except Exception as error:

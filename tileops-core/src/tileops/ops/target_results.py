@@ -27,7 +27,10 @@ def settled(op: Any, tensors: Sequence[Tensor | None], results: Any, builder: Bu
             an argument.
     """
     promised = op.empty_results(*(None if tensor is None else _without_data(tensor) for tensor in tensors))
-    given, wanted = _as_tuple(results), _as_tuple(promised)
+    wanted = _as_tuple(promised)
+    if isinstance(results, Tensor) and sum(one is not None for one in wanted) == 1 < len(wanted):
+        results = tuple(None if one is None else results for one in wanted)  # the only one that this call has
+    given = _as_tuple(results)
     if isinstance(results, tuple) != isinstance(promised, tuple) or len(given) != len(wanted):
         raise _wrong(builder, f"returned {_shown(results)}; it must return {', '.join(op.results[: len(wanted)])}")
     for name, one, want in zip(op.results, given, wanted):

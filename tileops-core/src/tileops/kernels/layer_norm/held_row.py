@@ -11,6 +11,7 @@ from torch import Tensor
 from tileops.device import at_least
 from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.layer_norm.interface import LayerNorm, LayerNormCall
+from tileops.kernels.row_launch import launch_as_rows
 from tileops.kernels.row_plan import held_row_plan, longest_held_row
 
 
@@ -49,13 +50,10 @@ class HeldRowLayerNorm(LayerNorm):
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Launch the program on x as (rows, n)."""
-        if weight is not None and weight.dim() != 1:
-            weight = weight.view(-1)
-        if bias is not None and bias.dim() != 1:
-            bias = bias.view(-1)
         y = torch.empty_like(x)
-        if x.dim() == 2 and x.shape[1] == self._n:
+        one_axis = x.shape[1:] == (self._n,) and bias is None if weight is None else weight.ndim == 1
+        if x.ndim == 2 and one_axis:
             self._launch(x, weight, bias, y)
         else:
-            self._launch(x.view(-1, self._n), weight, bias, y.view(-1, self._n))
+            launch_as_rows(self._launch, self._n, x, weight, bias, y=y)
         return y
