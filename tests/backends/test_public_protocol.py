@@ -164,7 +164,7 @@ def test_two_wheels_that_claim_the_cpu_are_named_with_what_settles_it(wheel: Any
     )
     assert done.stdout.startswith(
         "RMSNormFwdOp: target 'other_cpu' (other-cpu 2.0) and target 'torch_cpu' (tileops-cpu 0.3) each claim cpu; "
-        "choose one: RMSNormFwdOp(…, target='other_cpu'), tileops.backend.set_default_target('other_cpu'), or "
+        "choose one: RMSNormFwdOp(…, target='other_cpu'), with tileops.selection(prefer=\"other-cpu\"): …, or for the "
     )
 
 

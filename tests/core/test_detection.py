@@ -213,7 +213,8 @@ def test_two_targets_that_claim_one_device_are_an_error_with_both_and_the_way_ou
         op()(X)
     assert str(raised.value) == (
         "DetectedOp: target 'acme' (local) and target 'zeta' (local) each claim cpu; choose one: "
-        "DetectedOp(…, target='acme'), tileops.backend.set_default_target('acme'), or leave the other's backend out"
+        "DetectedOp(…, target='acme'), with tileops.selection(prefer=\"local:acme\"): …, or for the process "
+        "tileops.backend.set_default_target('acme')"
     )
     assert isinstance(raised.value, BackendError)
     assert served_by(op(target="acme")(X)) == 1

@@ -72,11 +72,14 @@ def test_a_call_with_other_rows_is_a_repeat(rows: int, checked: list[str]) -> No
 def test_every_way_to_pass_arguments_is_a_repeat_of_the_others(checked: list[str]) -> None:
     op, (x, w, b) = warm()
     op(x, w)
+    op(x, None, b)
+    op(x, w, None)
     checked.clear()
     for result in (op(x=x, weight=w, bias=b), op(x, bias=b, weight=w), op(x, w, b)):
         torch.testing.assert_close(result, expected(x, w, b))
     for result in (op(x, w), op(x, w, None), op(x, bias=None, weight=w)):
         torch.testing.assert_close(result, expected(x, w))
+    torch.testing.assert_close(op(x, bias=b), expected(x, None, b))
     assert checked == []
 
 
@@ -358,8 +361,8 @@ def test_an_op_notes_a_few_kinds_of_calls_and_serves_all_others(checked: list[st
 
 def test_an_op_stops_trying_to_note_calls_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
-    guard_of = repeats.guard_of
-    monkeypatch.setattr(repeats, "guard_of", lambda *given: (tried.append(1), guard_of(*given))[1])
+    guarded = repeats.guarded
+    monkeypatch.setattr(repeats, "guarded", lambda *given: (tried.append(1), guarded(*given))[1])
     op, x = LayerNormFwdOp(64), torch.randn(64, 8).t()
     for _ in range(repeats.ATTEMPTS + 5):
         op(x)
@@ -385,4 +388,7 @@ def test_an_exception_of_a_repeat_names_the_kernel() -> None:
 
 
 def test_torch_has_the_guards_that_repeats_are_told_by() -> None:
-    assert torch_guards.guard_of((torch.ones(2, 3),), [(None, 3)]) is not None
+    call = torch_guards.guarded(torch.neg, 1, (torch.ones(2, 3),), [(None, 3)], print)
+    assert call is not None
+    assert torch.equal(call((torch.ones(5, 3),)), -torch.ones(5, 3))
+    assert call((torch.ones(5, 4),)) is None

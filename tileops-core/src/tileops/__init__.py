@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         KernelFaultWarning,
         OpNotAvailableError,
         RegistrationError,
+        ScopeError,
         TargetDeclinedError,
         TileopsError,
         UnknownTargetError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
     from tileops.ops import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
     from tileops.ops.op_base import Op, clear
+    from tileops.scopes import checkpoint_contexts, selection, set_default_selection
     from tileops.torch_schema import TorchOp
     from tileops.verdict import IN_TREE, Selection, Verdict
 
@@ -60,6 +62,7 @@ _HOME: Final = {
     "OpNotAvailableError": "errors",
     "RMSNormFwdOp": "ops",
     "RegistrationError": "errors",
+    "ScopeError": "errors",
     "Selection": "verdict",
     "SizeClass": "call_spec",
     "TargetDeclinedError": "errors",
@@ -68,9 +71,12 @@ _HOME: Final = {
     "UnknownTargetError": "errors",
     "Verdict": "verdict",
     "at_least": "device",
+    "checkpoint_contexts": "scopes",
     "clear": "ops.op_base",
     "register_kernel_builder": "backend",
     "register_kernel_type": "backend",
+    "selection": "scopes",
+    "set_default_selection": "scopes",
     "unregister_kernel_type": "backend",
 }
 
@@ -96,6 +102,7 @@ __all__ = [
     "OpNotAvailableError",
     "RMSNormFwdOp",
     "RegistrationError",
+    "ScopeError",
     "Selection",
     "SizeClass",
     "TargetDeclinedError",
@@ -104,9 +111,12 @@ __all__ = [
     "UnknownTargetError",
     "Verdict",
     "at_least",
+    "checkpoint_contexts",
     "clear",
     "register_kernel_builder",
     "register_kernel_type",
+    "selection",
+    "set_default_selection",
     "unregister_kernel_type",
 ]
 

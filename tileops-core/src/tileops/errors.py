@@ -11,6 +11,7 @@
     │   ├── TargetDeclinedError          a target that was named does not serve the call
     │   ├── RegistrationError            a registration that cannot be taken
     │   ├── Declined                     raised by a backend: it does not take part, or not in that one call
+    │   ├── ScopeError                   a selection scope names what is not there
     │   ├── CaptureError (RuntimeError)  a kernel is not ready while a CUDA graph is captured
     │   └── BuildError (RuntimeError)    a kernel could not be built
     BackendLoadWarning (RuntimeWarning)  an installed backend was skipped
@@ -103,6 +104,10 @@ class RegistrationError(BackendError):
 
 class Declined(BackendError):  # noqa: N818 - what a backend says, `raise Declined("no npu here")`; nothing went wrong
     """Raised by a backend, with the reason: it declines as a whole, or in a `build_kernel` that one call."""
+
+
+class ScopeError(BackendError):
+    """A selection scope, or the process default, names what is not there or cannot be opened."""
 
 
 class BuildError(BackendError, RuntimeError):

@@ -1,13 +1,13 @@
 """Which calls torch must see, and which are like one that it need not have seen.
 
 An eager call on plain tensors stays out of torch's dispatcher; `needs_dispatcher` says which calls do not. It asks
-each question in Python. `guard_of` has torch's own guards, those that its compiled code starts with, ask all of
+each question in Python. `guarded` has torch's own guards, those that its compiled code starts with, ask all of
 them again in one call of C++: about a third of the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -32,7 +32,8 @@ ALIGNMENT: Final = 16
 Sizes = Sequence[Sequence["int | None"]]
 """The sizes of tensors, each by its axes; None where a size may vary."""
 
-Guard = Callable[[Sequence[Any]], bool]
+Guarded = Callable[[Sequence[Any]], Any]
+"""Takes the arguments of a call and returns its results; None where a guard does not pass them."""
 
 
 def needs_dispatcher(tensors: Sequence[Any]) -> bool:
@@ -56,76 +57,91 @@ def needs_dispatcher(tensors: Sequence[Any]) -> bool:
     )
 
 
-def guard_of(tensors: Sequence[Any], sizes: Sizes) -> Guard | None:
-    """A guard that passes later tensors only where a plain call sees no difference to these but `sizes`' None.
+def guarded(
+    run: Callable[..., Any], arity: int, tensors: Sequence[Any], sizes: Sizes, on_error: Callable[[Exception], None]
+) -> Guarded | None:
+    """`run` behind a guard, which passes tensors only where a plain call sees no difference to these.
 
-    It holds what this thread's state is now (modes, transforms, autocast, inference mode) and of each tensor the
-    class, dtype, device, layout, sizes and `requires_grad`; later tensors must also be contiguous and aligned,
-    have elements, no tangent, and no wanted gradient. Trailing arguments that were left out may be None.
+    The guard holds what this thread's state is now (modes, transforms, autocast, inference mode), which arguments
+    are None, and of each tensor the class, dtype, device, layout, `sizes` and `requires_grad`; later tensors must
+    also be contiguous and aligned, have elements, no tangent, and no wanted gradient.
+
+    Args:
+        run: What is called with the tensors, and with None for those of its `arity` arguments that were left out.
+        arity: The number of its arguments.
+        tensors: The arguments of a call that `run` served.
+        sizes: The sizes that later tensors must have; those of None are not looked at.
+        on_error: Called with an exception that leaves `run`.
 
     Returns:
-        The guard; None where these tensors do not pass it themselves, or this torch has no such guards.
+        The guarded call; None where these tensors do not pass themselves, or this torch has no such guards.
     """
-    # Where no size but the first varies, contiguous tensors have one sequence of strides.
-    strides_vary = [None in axes[1:] for axes in sizes]
+    given = {f"tensor_{at}": tensor for at, tensor in enumerate(tensors)}
+    known = [(name, tensor, axes) for (name, tensor), axes in zip(given.items(), sizes) if tensor is not None]
     try:
-        if any(tensor.is_nested or not tensor.is_contiguous() for tensor in tensors):
+        if any(tensor.is_nested or not tensor.is_contiguous() for _, tensor, _ in known):
             return None
         alike = _C._dynamo.guards.TensorGuards(
-            *tensors,
-            dynamic_dims_sizes=[list(axes) for axes in sizes],
+            *(tensor for _, tensor, _ in known),
+            dynamic_dims_sizes=[list(axes) for _, _, axes in known],
             dynamic_dims_strides=[
-                [None] * tensor.dim() if vary else list(tensor.stride()) for tensor, vary in zip(tensors, strides_vary)
+                [None] * tensor.dim() if _strides_vary(axes) else list(tensor.stride()) for _, tensor, axes in known
             ],
         )
-        guard = _compiled(alike.check, strides_vary, [None in axes for axes in sizes], _wants_gradients(tensors))
-        return guard if guard(tensors) else None
-    except Exception:  # an absent argument, or a torch whose guards are made in another way
+        questions = _questions({name: axes for name, _, axes in known}, any(one.requires_grad for _, one, _ in known))
+        questions += [f"{name} is None" for name, tensor in given.items() if tensor is None]
+        made = {"alike": alike.check, "run": run, "on_error": on_error, **_NAMES}
+        exec(_source(list(given), questions, arity), made)  # noqa: S102 - only our own names enter the source
+        return made["call"] if made["guard"](*tensors) else None
+    except Exception:  # a torch whose guards are made in another way
         return None
 
 
-def _wants_gradients(tensors: Sequence[Any]) -> bool:
-    """Whether gradients are wanted wherever they are enabled. Nothing can enable them for inference mode's sake."""
-    return any(tensor.requires_grad for tensor in tensors) and not torch.is_inference_mode_enabled()
+def _strides_vary(axes: Sequence[int | None]) -> bool:
+    """Whether contiguous tensors of these sizes have several sequences of strides."""
+    return None in axes[1:]
 
 
-def _compiled(alike: Any, strides_vary: Sequence[bool], may_be_empty: Sequence[bool], wants_gradients: bool) -> Guard:
-    """The guard as one expression over as many names as there are tensors: loops would double what it costs."""
-    names = [f"tensor_{at}" for at in range(len(strides_vary))]
+def _questions(sizes: Mapping[str, Sequence[int | None]], has_parameters: bool) -> list[str]:
+    """What a guard asks about the tensors of these names and sizes."""
     # Of a nested tensor torch's guards ask for strides that it does not have, and end the process.
-    asked = [f"not {name}.is_nested" for name in names]
-    asked += [f"alike({', '.join(names)})", "not function_mode()", "forward_ad._current_level < 0"]
-    asked += ["not is_grad_enabled()"] if wants_gradients else []
-    asked += [f"{name}.is_contiguous()" for name, vary in zip(names, strides_vary) if vary]
-    pointers = [f"{name}_pointer" if empty else f"{name}.data_ptr()" for name, empty in zip(names, may_be_empty)]
-    asked += [f"({name}_pointer := {name}.data_ptr())" for name, empty in zip(names, may_be_empty) if empty]  # 0 if so
-    asked += [f"({' | '.join(pointers)}) % {ALIGNMENT} == 0"]
-    source = f"""
-def guard(tensors):
+    asked = [f"not {name}.is_nested" for name in sizes]
+    asked += [f"alike({', '.join(sizes)})", "not function_mode()", "forward_ad._current_level < 0"]
+    asked += ["not is_grad_enabled()"] if has_parameters else []
+    asked += [f"{name}.is_contiguous()" for name, axes in sizes.items() if _strides_vary(axes)]
+    asked += [f"({name}_pointer := {name}.data_ptr())" for name, axes in sizes.items() if None in axes]  # 0 if empty
+    pointers = [f"{name}_pointer" if None in axes else f"{name}.data_ptr()" for name, axes in sizes.items()]
+    return [*asked, f"({' | '.join(pointers)}) % {ALIGNMENT} == 0"]
+
+
+def _source(names: Sequence[str], questions: Sequence[str], arity: int) -> str:
+    """The source of a guarded call: all in one frame, with no loop, which would double what it costs."""
+    given, guard = ", ".join(names), " and ".join(questions)
+    arguments = ", ".join([*names, *["None"] * (arity - len(names))])
+    return f"""
+def guard({given}):
+    return {guard}
+
+def call(tensors):
     if len(tensors) != {len(names)}:
-        tensors = given(tensors, {len(names)})
-        if tensors is None:
-            return False
-    {", ".join(names)}, = tensors
-    try:
-        return {" and ".join(asked)}
-    except AttributeError:  # something that is no tensor
-        return False
-"""
-    made: dict[str, Any] = {
-        "alike": alike,
-        "function_mode": _function_mode,
-        "forward_ad": forward_ad,
-        "is_grad_enabled": is_grad_enabled,
-        "given": _given,
-        "__name__": __name__,
-    }
-    exec(source, made)  # noqa: S102 - only our own names enter the source
-    return made["guard"]
-
-
-def _given(tensors: Sequence[Any], count: int) -> Sequence[Any] | None:
-    """The first `count` tensors, where all others are absent."""
-    if len(tensors) < count or any(tensor is not None for tensor in tensors[count:]):
         return None
-    return tensors[:count]
+    {given}, = tensors
+    try:
+        if not ({guard}):
+            return None
+    except AttributeError:  # something that is no tensor
+        return None
+    try:
+        return run({arguments})
+    except Exception as error:
+        on_error(error)
+        raise
+"""
+
+
+_NAMES: Final[dict[str, Any]] = {
+    "function_mode": _function_mode,
+    "forward_ad": forward_ad,
+    "is_grad_enabled": is_grad_enabled,
+    "__name__": __name__,
+}

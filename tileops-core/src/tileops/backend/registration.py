@@ -11,7 +11,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -21,6 +21,9 @@ from tileops.device import FactsReader, set_facts_readers
 from tileops.errors import RegistrationError
 from tileops.kernels.kernel_base import Kernel, check_kernel_class
 from tileops.verdict import IN_TREE, Owner
+
+if TYPE_CHECKING:
+    from tileops.backend.statements import Statement
 
 LOCAL: Final = Owner("local")
 """The owner of what a program registers itself."""
@@ -162,6 +165,11 @@ class Unit:
         """This unit and one more note."""
         return self if note in self.notes else dataclasses.replace(self, notes=(*self.notes, note))
 
+    def named(self) -> Iterator[tuple[str, str]]:
+        """What can be named, by op: the keys of its kernels, and its targets."""
+        yield from ((op, implementation.key) for op, implementation in self.kernels)
+        yield from ((builder.op, builder.target) for builder in self.builders)
+
     def lines(self) -> tuple[str, ...]:
         """What is registered, as lines for a reader."""
         kernels = (f"{op}: {implementation.full_key}" for op, implementation in self.kernels)
@@ -225,12 +233,14 @@ class Registry:
         units: The committed units by owner name, in order of name.
         records: What became of each installed backend, in order of name.
         loaded: Whether installed backends were looked for.
+        default: What the program says for the whole process about whose kernels are taken.
         default_target: The target of ops that name none, or `BUILTIN`; None where detection decides.
     """
 
     units: Mapping[str, Unit] = dataclasses.field(default_factory=dict[str, Unit])
     records: tuple[BackendRecord, ...] = ()
     loaded: bool = False
+    default: tuple[Statement, ...] = ()
     default_target: str | None = None
 
     def implementations(self, op: str) -> tuple[Implementation, ...]:

@@ -18,7 +18,6 @@ from torch.compiler import is_dynamo_compiling
 from tileops.backend.loading import load
 from tileops.backend.precedence import beats, precedence
 from tileops.backend.registration import BUILTIN, Implementation, registry, when_registry_changes
-from tileops.backend.targets import may_be_taken_over, unable_claims
 from tileops.call_spec import CallSpec, as_code
 from tileops.catalogue import add_op
 from tileops.device import Board, DeviceFacts, default_device_type, is_capturing
@@ -28,6 +27,7 @@ from tileops.ops.asking import verdict_of
 from tileops.ops.checks import check_strided, laid_out
 from tileops.ops.entries import drop_entries, entry_of, note_who_ran
 from tileops.ops.implementations import check_kernel_types, implementations
+from tileops.ops.offers import may_be_taken_over, unable_claims
 from tileops.ops.repeats import NO_REPEATS, Repeats, with_call
 from tileops.ops.requests import check_request, refuse_unkeyable
 from tileops.ops.signature import argument_names, arguments_in_order, asked_for, parameter_names
@@ -41,6 +41,7 @@ from tileops.ops.target_kernels import (
     with_target,
 )
 from tileops.record import key_of
+from tileops.scopes import NO_SCOPE, Scope, active, in_effect, opening
 from tileops.torch_boundary import (
     TorchOp,
     call_through,
@@ -53,20 +54,24 @@ from tileops.torch_guards import ALIGNMENT, Sizes, needs_dispatcher
 from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
 
 
-def select(op: str, interface: str, implementations: Sequence[Implementation], call: CallSpec) -> Selection:
+def select(
+    op: str, interface: str, implementations: Sequence[Implementation], call: CallSpec, scope: Scope = NO_SCOPE
+) -> Selection:
     """Select the implementation that serves `call`.
 
-    Drop the unavailable, drop those that refuse, take the one that nothing else is preferred over. Pure, and
-    independent of the order of `implementations`.
+    Drop the unavailable, drop what the scope leaves out, drop those that refuse; of what the scope prefers first,
+    take the one that nothing else is preferred over. Pure, and independent of the order of `implementations`.
     """
     ordered = sorted(implementations, key=_reading_order)
-    verdicts = tuple(verdict_of(implementation, call) for implementation in ordered)
-    serving = [implementation for implementation, verdict in zip(ordered, verdicts) if verdict.serves]
+    verdicts = tuple(verdict_of(implementation, call, scope) for implementation in ordered)
+    serving = scope.foremost([one for one, verdict in zip(ordered, verdicts) if verdict.serves])
     over = precedence(ordered)
     unbeaten = [one for one in serving if not any(beats(other, one, over) for other in serving)]
     contenders = tuple(implementation.full_key for implementation in unbeaten)
     key = contenders[0] if len(contenders) == 1 else None
-    return Selection(op, interface, call, verdicts, key, _failure(verdicts, contenders), contenders)
+    failure = _failure(verdicts, contenders)
+    said = tuple(map(str, scope.statements))
+    return Selection(op, interface, call, verdicts, key, failure, contenders, scope=said)
 
 
 def _reading_order(implementation: Implementation) -> tuple[bool, str]:
@@ -172,15 +177,13 @@ class Op:
         if named or not tensors:
             tensors = arguments_in_order(type(self), tensors, named)
         if not is_dynamo_compiling():
-            noted = self._repeats
+            noted, scope = self._repeats, active()
             if noted.entries is self._entries:
-                for guard, run in noted.known:
-                    if guard(tensors):
-                        try:
-                            return run(*tensors)
-                        except Exception as error:
-                            note_who_ran(error)
-                            raise
+                for noted_in, repeat in noted.known:
+                    if noted_in is scope:
+                        results = repeat(tensors)
+                        if results is not None:
+                            return results
         if needs_dispatcher(tensors):
             return call_through(self, tensors)
         results = self._run(*tensors)
@@ -221,7 +224,7 @@ class Op:
         """Run the target that takes the call over, or lay the tensors out for the kernel that is selected."""
         if self._is_offered():
             arguments = arguments_in_order(type(self), tensors, {})
-            kernel = target_kernel(self, specs_of(arguments))
+            kernel = target_kernel(self, specs_of(arguments), lambda: self._of_kernels(*asked_for(self, arguments)))
             if kernel is not None:
                 return run_target_kernel(kernel, self, arguments)
         if not self.any_layout:
@@ -248,7 +251,7 @@ class Op:
     def kernel_for(self, interface: str, call: CallSpec) -> Callable[..., Any]:
         """The entry that serves `call` at the interface called `interface`.
 
-        A hit is one look-up by (interface, call): no implementation is consulted, no device property is read.
+        A hit is one look-up by (interface, call, scope in force): no implementation is consulted, no device property is read.
 
         Raises:
             OpNotAvailableError: No implementation runs on the call's device, or none of those serves it.
@@ -257,7 +260,7 @@ class Op:
             DeclarationError: The spec is of another type than the interface's, or cannot key a table.
         """
         try:
-            return self._entries[interface, call._table_key]
+            return self._entries[interface, call._table_key, active()]
         except (KeyError, AttributeError):
             pass  # resolved below, where an error has no context that its reader could not use
         except TypeError:
@@ -303,9 +306,9 @@ class Op:
             call = dataclasses.replace(call, device=torch.device(default_device_type()))
         call = call.normalised()
         specs = None if by_spec else specs_of(arguments_in_order(type(self), args, {}), on=call.device)
-        if specs is None or target_kernel(self, specs) is None:
-            self.kernel_for(interface, call)
         selection = self._of_kernels(interface, call)
+        if specs is None or target_kernel(self, specs, lambda: selection) is None:
+            self.kernel_for(interface, call)
         return selection if specs is None else with_target(type(self), selection, self, specs)
 
     def key_for(self, interface: str, call: CallSpec) -> str:
@@ -362,7 +365,7 @@ class Op:
         if is_capturing(call.device):
             raise CaptureError(
                 f"{cls.__name__}.{interface} needs a kernel that is not ready, while a CUDA graph is captured; before "
-                f"the capture, call the op once or write:\n  {self!r}.prepare({interface!r}, {as_code(call)})"
+                f"the capture, call the op once or write:\n  {opening()}{self!r}.prepare({interface!r}, {as_code(call)})"
             )
         load()
         entries = cls._entries  # of this generation: a registration from now on makes a new table
@@ -374,7 +377,8 @@ class Op:
         winner = next(one for one in candidates if one.full_key == selection.key)
         entry = entry_of(cls.__name__, cls.interfaces[interface], winner, plain)
         # A device without an index means the current one, which changes: only the spec that names it is kept.
-        remember(entries, (interface, key_of(call if call.device == plain.device else plain)), entry, LOOK_UPS)
+        where = call if call.device == plain.device else plain
+        remember(entries, (interface, key_of(where), active()), entry, LOOK_UPS)
         return entry
 
 
@@ -387,7 +391,7 @@ def clear() -> None:
 
 def _selected(cls: type[Op], interface: str, candidates: Sequence[Implementation], call: CallSpec) -> Selection:
     """`select`, and where nothing is selected what backends have to say about it."""
-    selection = select(cls.__name__, interface, candidates, call)
+    selection = select(cls.__name__, interface, candidates, call, in_effect(cls))
     if selection.key is not None:
         return selection
     claims = unable_claims(cls.__name__, call.device) if call.stated_on is None else ()

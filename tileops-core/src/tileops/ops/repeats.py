@@ -6,12 +6,13 @@ was checked and its entry found, a guard tells the next one like it, and nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from tileops.ops.entries import note_who_ran
 from tileops.ops.signature import asked_for
 from tileops.record import key_of
-from tileops.torch_guards import Guard, guard_of
+from tileops.scopes import Scope, active
+from tileops.torch_guards import Guarded, guarded
 
 MOST: Final = 4
 """Kinds of calls that an op notes: each is asked in turn. A guard that does not pass takes a tenth of an op call."""
@@ -27,12 +28,12 @@ class Repeats(NamedTuple):
     Args:
         entries: The look-up table of the op class that they were found in. Registrations make a new one, and none
             of these is a repeat any more.
-        known: For each kind its guard, and the entry as the op's arguments call it.
+        known: For each kind the scope that it was served in, and its entry behind a guard.
         left: Calls that may still be noted.
     """
 
     entries: dict[Any, Any]
-    known: tuple[tuple[Guard, Callable[..., Any]], ...] = ()
+    known: tuple[tuple[Scope | None, Guarded], ...] = ()
     left: int = ATTEMPTS
 
 
@@ -44,23 +45,15 @@ def with_call(repeats: Repeats, op: Any, tensors: tuple[Any, ...]) -> Repeats:
     entries: dict[Any, Any] = op._entries
     if repeats.entries is not entries:
         repeats = Repeats(entries)
-    while tensors[-1] is None:
-        tensors = tensors[:-1]
     sizes = None if op._is_offered() else op.call_sizes(*tensors)  # a target looks at every size
     if sizes is None or len(repeats.known) == MOST:
         return repeats._replace(left=0)
-    guard = guard_of(tensors, sizes)
-    entry: Any = None if guard is None else entries.get(_look_up(op, tensors))
-    known = () if guard is None or entry is None else ((guard, _called(entry, op, len(tensors))),)
-    return Repeats(entries, (*repeats.known, *known), repeats.left - 1)
+    entry = _entry_of(op, entries, tensors)
+    call = None if entry is None else guarded(entry, len(op.argument_names), tensors, sizes, note_who_ran)
+    known = repeats.known if call is None else (*repeats.known, (active(), call))
+    return Repeats(entries, known, repeats.left - 1)
 
 
-def _look_up(op: Any, tensors: tuple[Any, ...]) -> tuple[str, Any]:
+def _entry_of(op: Any, entries: dict[Any, Any], tensors: tuple[Any, ...]) -> Any:
     interface, call = asked_for(op, tensors)
-    return interface, key_of(call)
-
-
-def _called(entry: Any, op: Any, given: int) -> Callable[..., Any]:
-    """The entry, for calls that leave trailing arguments out or pass None."""
-    absent = (None,) * (len(op.argument_names) - given)
-    return (lambda *tensors: entry(*tensors[:given], *absent)) if absent else entry
+    return entries.get((interface, key_of(call), active()))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tileops.backend.loading import load
 from tileops.backend.registration import Builder, when_registry_changes
-from tileops.backend.targets import Offer, TensorSpec, forget_claims, offer_of
+from tileops.backend.targets import TensorSpec, forget_claims
 from tileops.device import is_capturing, made_current
 from tileops.errors import (
     BackendError,
@@ -25,17 +25,16 @@ from tileops.errors import (
     selection_error,
 )
 from tileops.ops.checks import laid_out
+from tileops.ops.offers import Offer, OpClass, offer_of, passed_by
 from tileops.ops.progress import showing_build
-from tileops.ops.tables import build_once
+from tileops.ops.tables import build_once, remember
 from tileops.ops.target_results import settled
+from tileops.scopes import active, in_force
 from tileops.torch_boundary import note_written, written_positions
 from tileops.verdict import Failure, Selection
 
 TARGET_KERNELS: Final = 1 << 12
 """Kernels of targets that one op class remembers: one for each combination of shapes, dtypes and parameters."""
-
-OpClass = type[Any]
-"""An op class. `Op` itself lies above this module."""
 
 Specs = tuple[TensorSpec | None, ...]
 
@@ -66,7 +65,8 @@ class _Tables:
     """What is known of targets between two changes of what is registered."""
 
     def __init__(self) -> None:
-        self.offers: dict[tuple[OpClass, str | None, torch.device], Offer | None] = {}
+        self.offers: dict[Any, Offer | None] = {}
+        self.yields: dict[Any, bool] = {}
         self._shared: dict[OpClass, dict[Any, TargetKernel | _Refusal]] = {}
         self._own: WeakKeyDictionary[Any, dict[Any, TargetKernel | _Refusal]] = WeakKeyDictionary()
 
@@ -96,17 +96,23 @@ def specs_of(tensors: Sequence[Tensor | None], *, on: torch.device | None = None
     return specs if on is None else tuple(spec and spec._replace(device=on) for spec in specs)
 
 
-def target_kernel(op: Any, specs: Specs) -> TargetKernel | None:
+def target_kernel(op: Any, specs: Specs, kernels: Callable[[], Selection]) -> TargetKernel | None:
     """The kernel of the target that takes this call of `op` over; None where kernel selection serves it.
+
+    Args:
+        op: The op.
+        specs: The specs of the call's tensors.
+        kernels: Asks what kernel selection says to the call: the program may prefer a kernel to the target.
 
     Raises:
         UnknownTargetError: Nobody registered the target that is named, or it has nothing for the op.
+        ScopeError: A scope leaves out the target that the op names.
         AmbiguousTargetError: Several targets claim the call's device.
         TargetDeclinedError: The target that is named declined the call.
         BuildError: The builder failed. Nothing is stored; the next call asks again.
     """
     tables, offer = _offer(op, cast("TensorSpec", specs[0]).device)
-    if offer is None:
+    if offer is None or (offer.may_yield and _yields(tables, op, offer, specs, kernels)):
         return None
     answer = _answer(tables, op, offer, specs)
     if isinstance(answer, TargetKernel):
@@ -120,12 +126,20 @@ def target_kernel(op: Any, specs: Specs) -> TargetKernel | None:
 
 def _offer(op: Any, device: torch.device) -> tuple[_Tables, Offer | None]:
     """The target that a call on `device` is offered to, with the tables of one and the same registry."""
-    tables, key = _tables, (cast("OpClass", type(op)), op.target, device)
+    tables, key = _tables, (cast("OpClass", type(op)), op.target, device, active())
     if key not in tables.offers:
         load()
         tables = _tables
-        tables.offers[key] = offer_of(type(op).__name__, op.target, device)
+        remember(tables.offers, key, offer_of(cast("OpClass", type(op)), op.target, device), TARGET_KERNELS)
     return tables, tables.offers[key]
+
+
+def _yields(tables: _Tables, op: Any, offer: Offer, specs: Specs, kernels: Callable[[], Selection]) -> bool:
+    """Whether the program prefers a kernel that serves this call to the target."""
+    key = (cast("OpClass", type(op)), _key(op, offer, specs), active())
+    if key not in tables.yields:
+        remember(tables.yields, key, offer.yields_to(kernels()) is not None, TARGET_KERNELS)
+    return tables.yields[key]
 
 
 def _answer(tables: _Tables, op: Any, offer: Offer, specs: Specs) -> TargetKernel | _Refusal:
@@ -163,7 +177,7 @@ def _build(op: Any, offer: Offer, specs: Specs) -> TargetKernel | _Refusal:
             "capture, call the op once, or its prepare, with such tensors"
         )
     try:
-        with showing_build(f"of {offer.title}"), made_current(device):
+        with showing_build(f"of {offer.title}"), made_current(device), in_force(None):
             kernel = offer.builder.build(*specs, **op.params)
     except Declined as declined:
         return _Refusal(str(declined) or "no reason given")
@@ -220,12 +234,15 @@ def with_target(cls: OpClass, selection: Selection, op: Any = None, specs: Specs
         specs: The specs of the call's tensors, where there are any: its target may have declined them before.
     """
     call = selection.call
+    device = call.device if call.stated_on is None else None
     try:
-        offer = offer_of(cls.__name__, getattr(op, "target", None), call.device if call.stated_on is None else None)
+        offer = offer_of(cls, getattr(op, "target", None), device)
     except BackendError as error:
         return _failed(selection, str(error))
-    if offer is None:
-        return selection
+    reason = None if offer is None else offer.yields_to(selection)
+    if offer is None or reason is not None:
+        lines = passed_by(cls, device) if reason is None and device is not None else (reason,)
+        return _remarked(selection, *lines)
     answer = None if specs is None else _tables.answers(op, offer.builder).get(_key(op, offer, specs))
     if not isinstance(answer, _Refusal):
         line = f"{offer.title} takes the op over: {offer.why}"
@@ -235,7 +252,12 @@ def with_target(cls: OpClass, selection: Selection, op: Any = None, specs: Specs
     line = _declining(offer, answer)
     if offer.named:
         return _failed(selection, line)
-    return dataclasses.replace(selection, remarks=(line, *selection.remarks))
+    return _remarked(selection, line)
+
+
+def _remarked(selection: Selection, *lines: str | None) -> Selection:
+    said = tuple(line for line in lines if line is not None)
+    return dataclasses.replace(selection, remarks=(*said, *selection.remarks)) if said else selection
 
 
 def _declining(offer: Offer, answer: _Refusal) -> str:
