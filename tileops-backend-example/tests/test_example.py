@@ -206,6 +206,12 @@ def test_the_target_serves_float16_with_a_float32_weight() -> None:
     torch.testing.assert_close(y, (F.rms_norm(x.float(), (64,)) * weight).half(), rtol=4e-3, atol=4e-3)
 
 
+def test_the_target_declines_a_dtype_that_torch_does_not_compute_in() -> None:
+    op = RMSNormFwdOp((64,), target="example")
+    with pytest.raises(backend.TargetDeclinedError, match="x is float8_e5m2; serves float16, bfloat16, float32"):
+        op(torch.zeros(3, 64, dtype=torch.float8_e5m2))
+
+
 def test_nothing_is_taken_over_unless_the_target_is_named() -> None:
     assert RMSNormFwdOp((64,)).explain(torch.randn(3, 64)).key == "example:torch"
 
