@@ -15,8 +15,15 @@ PROJECT: Final = "tileops"
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 RegisterKernelType = Callable[[str, str, type[Any]], None]
-RegisterDetector = Callable[[str, Callable[[Any], bool]], None]
 RegisterDeviceFacts = Callable[[str, Callable[[Any], Any]], None]
+
+
+class RegisterDetector(Protocol):
+    """What registers the detector of a target."""
+
+    def __call__(self, target: str, detect: Callable[[Any], bool]) -> None:
+        """See `tileops.backend.register_detector`."""
+        ...
 
 
 class RegisterKernelBuilder(Protocol):
