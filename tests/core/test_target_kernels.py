@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tileops import BackendError
+from tileops import BackendError, CaptureError
 from tileops.backend import BUILTIN, register_detector, register_kernel_builder
 from tileops.errors import RegistrationError
 from tileops.ops import target_kernels
@@ -84,6 +84,18 @@ def test_the_kernels_of_a_target_have_a_bound_of_their_own(op: Any, monkeypatch:
     live(torch.ones(1))
     assert asked[-1] == 1
     assert len(op._entries) == 1
+
+
+def test_a_kernel_that_is_not_ready_under_a_graph_capture_is_one_error(
+    op: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_kernel_builder("DetectedOp", "acme", filling(1))
+    live = op(target="acme")
+    live(X)
+    monkeypatch.setattr(target_kernels, "is_capturing", lambda _: True)
+    assert served_by(live(X)) == 1
+    with pytest.raises(CaptureError, match=r"DetectedOp: target 'acme' \(local\) has no kernel ready for this call"):
+        live(torch.ones(5))
 
 
 class Counting:

@@ -72,9 +72,9 @@ class _Tables:
 
     def answers(self, op: Any, builder: Builder) -> dict[Any, TargetKernel | _Refusal]:
         """The builder's answers: one table for all ops of a class, or one that dies with the op."""
-        return (
-            self._own.setdefault(op, {}) if builder.per_op else self._shared.setdefault(cast("OpClass", type(op)), {})
-        )
+        if builder.per_op:
+            return self._own.setdefault(op, {})
+        return self._shared.setdefault(cast("OpClass", type(op)), {})
 
 
 _tables = _Tables()
