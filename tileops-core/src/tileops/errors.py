@@ -10,6 +10,7 @@
     │   ├── AmbiguousTargetError         several targets claim a device and none was named
     │   ├── TargetDeclinedError          a target that was named does not serve the call
     │   ├── RegistrationError            a registration that cannot be taken
+    │   ├── BackendLoadError             something is wrong with a backend, and `strict` makes it an error
     │   ├── Declined                     raised by a backend: it does not take part, or not in that one call
     │   ├── ScopeError                   a selection scope names what is not there
     │   ├── CaptureError (RuntimeError)  a kernel is not ready while a CUDA graph is captured
@@ -100,6 +101,10 @@ class TargetDeclinedError(BackendError):
 
 class RegistrationError(BackendError):
     """A registration that cannot be taken: a key that is used, a class that fits no interface."""
+
+
+class BackendLoadError(BackendError):
+    """Backends were loaded with `strict`, and something is wrong with one. Lists everything; the cause is chained."""
 
 
 class Declined(BackendError):  # noqa: N818 - what a backend says, `raise Declined("no npu here")`; nothing went wrong

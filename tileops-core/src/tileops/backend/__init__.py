@@ -28,6 +28,7 @@ from tileops.errors import (
     AmbiguousDispatchError,
     AmbiguousTargetError,
     BackendError,
+    BackendLoadError,
     BackendLoadWarning,
     BuildError,
     DeclarationError,
@@ -42,15 +43,17 @@ from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
 from tileops.verdict import IN_TREE
 
 if TYPE_CHECKING:
-    from tileops.backend.discovery import POLICY_VARIABLE
-    from tileops.backend.loading import Recorder, load
+    from tileops.backend.loading import STRICT_VARIABLE, load
+    from tileops.backend.policy import POLICY_VARIABLE
+    from tileops.backend.recording import Recorder
     from tileops.backend.records import BackendRecord, State
     from tileops.backend.registration import BUILTIN, DeviceClaim
     from tileops.backend.targets import TensorSpec, default_target, registered_targets, set_default_target
 
 _ON_FIRST_USE: Final = {
     "BUILTIN": "registration",
-    "POLICY_VARIABLE": "discovery",
+    "POLICY_VARIABLE": "policy",
+    "STRICT_VARIABLE": "loading",
     "BackendRecord": "records",
     "State": "records",
     "TensorSpec": "targets",
@@ -65,9 +68,11 @@ __all__ = [
     "BUILTIN",
     "IN_TREE",
     "POLICY_VARIABLE",
+    "STRICT_VARIABLE",
     "AmbiguousDispatchError",
     "AmbiguousTargetError",
     "BackendError",
+    "BackendLoadError",
     "BackendLoadWarning",
     "BackendRecord",
     "BuildError",
@@ -147,7 +152,8 @@ def unregister_kernel_type(op: str, key: str) -> None:
     if unit is None or kept == kernels:
         known = ", ".join(f"{name} {implementation.key!r}" for name, implementation in kernels) or "nothing"
         raise RegistrationError(f"the program has registered no {bare!r} for {op}; it has registered: {known}")
-    commit(dataclasses.replace(unit, kernels=kept))
+    if not commit(dataclasses.replace(unit, kernels=kept), after=unit):
+        unregister_kernel_type(op, key)  # another thread registered something meanwhile
 
 
 def register_detector(target: str, detect: DeviceClaim) -> None:
@@ -202,25 +208,27 @@ def note(reason: str) -> None:
 
 
 def status() -> tuple[BackendRecord, ...]:
-    """What became of each installed backend, and what the program registered itself, in order of name."""
+    """What became of each installed backend, and what the program registered itself, in order of name.
+
+    Notes on names that this release does not have are as they are now: one goes when the op or the key appears.
+    """
     from tileops.backend.loading import load
     from tileops.backend.registration import registry
 
     load()
-    return registry().records
+    return registry().told()
 
 
 def load_failures() -> list[str]:
     """The installed backends that could not be loaded, a line each: which, and why. `status()` has the tracebacks."""
     from tileops.backend.records import State
 
-    failed = (record for record in status() if record.state is State.FAILED)
+    failed = (record for record in status() if record.state in (State.FAILED, State.INCOMPATIBLE))
     return [f"{record.name} ({', '.join(record.entry_points)}): {record.reason}" for record in failed]
 
 
 def _recorder_of_caller() -> Recorder:
     """What registers for whoever called the function that calls this one."""
-    from tileops.backend.loading import Recorder, owner_of_caller
+    from tileops.backend.recording import recorder_of_caller
 
-    owner = owner_of_caller(3)
-    return Recorder(lambda: owner)
+    return recorder_of_caller(3)
