@@ -67,7 +67,7 @@ def entry_of(op: str, interface: type[KernelInterface[Any]], implementation: Imp
 
 def _build(op: str, implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Built:
     with _naming_the_failure(op, implementation, call):
-        return Built(_run_factory(implementation, call, factory), implementation)
+        return Built(run_factory(implementation, call, factory), implementation)
 
 
 @contextlib.contextmanager
@@ -89,7 +89,8 @@ def _quiet_compiler() -> Generator[None]:
         logger.removeFilter(is_heard)
 
 
-def _run_factory(implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Any:
+def run_factory(implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Any:
+    """What a factory builds, with the call's device current. Nothing is stored."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(showing_build(implementation.full_key))
         stack.enter_context(_quiet_compiler())
