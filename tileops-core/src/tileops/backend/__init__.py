@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from tileops.backend.policy import POLICY_VARIABLE
     from tileops.backend.recording import Recorder
     from tileops.backend.records import BackendRecord, State
-    from tileops.backend.registration import BUILTIN, DeviceClaim
     from tileops.backend.targets import TensorSpec, default_target, registered_targets, set_default_target
+    from tileops.backend.units import BUILTIN, DeviceClaim
 
 _ON_FIRST_USE: Final = {
-    "BUILTIN": "registration",
+    "BUILTIN": "units",
     "POLICY_VARIABLE": "policy",
     "STRICT_VARIABLE": "loading",
     "BackendRecord": "records",
@@ -143,7 +143,8 @@ def unregister_kernel_type(op: str, key: str) -> None:
     Raises:
         RegistrationError: Nothing of the program is registered there; it lists what is.
     """
-    from tileops.backend.registration import LOCAL, commit, registry
+    from tileops.backend.registration import commit, registry
+    from tileops.backend.units import LOCAL
 
     bare = key.removeprefix(f"{LOCAL.name}:")
     unit = registry().units.get(LOCAL.name)

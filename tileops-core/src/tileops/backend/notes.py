@@ -12,7 +12,7 @@ from tileops.catalogue import find_op, meant, op_names
 from tileops.verdict import IN_TREE
 
 if TYPE_CHECKING:
-    from tileops.backend.registration import Unit
+    from tileops.backend.units import Unit
 
 
 def unknown_names(unit: Unit, units: Iterable[Unit]) -> tuple[str, ...]:

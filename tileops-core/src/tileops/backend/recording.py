@@ -17,16 +17,8 @@ from tileops.backend.drafts import Change
 from tileops.backend.precedence import check_precedence
 from tileops.backend.process import active, process
 from tileops.backend.records import State
-from tileops.backend.registration import (
-    LOCAL,
-    DeviceClaim,
-    Implementation,
-    Unit,
-    check_claims,
-    commit,
-    registry,
-    update_registry,
-)
+from tileops.backend.registration import commit, registry, update_registry
+from tileops.backend.units import LOCAL, DeviceClaim, Implementation, Unit, check_claims
 from tileops.catalogue import find_op
 from tileops.device import FactsReader
 from tileops.kernels.kernel_base import Kernel, KernelInterface

@@ -9,14 +9,8 @@ import torch
 from torch import Tensor
 
 from tileops.backend.loading import load
-from tileops.backend.registration import (
-    BUILTIN,
-    Builder,
-    Detector,
-    registry,
-    update_registry,
-    when_registry_changes,
-)
+from tileops.backend.registration import registry, update_registry, when_registry_changes
+from tileops.backend.units import BUILTIN, Builder, Detector
 from tileops.catalogue import meant
 from tileops.device import warn_user
 from tileops.errors import KernelFaultWarning, UnknownTargetError

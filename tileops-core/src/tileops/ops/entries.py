@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Generator, Hashable
 from typing import Any, cast
 
-from tileops.backend.registration import Implementation
+from tileops.backend.units import Implementation
 from tileops.call_spec import CallSpec
 from tileops.device import made_current
 from tileops.errors import BuildError

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from tileops.backend.loading import load
-from tileops.backend.registration import BUILTIN, Builder, registry
+from tileops.backend.registration import registry
 from tileops.backend.targets import builder_of, claims_on, ops_of, title_of
+from tileops.backend.units import BUILTIN, Builder
 from tileops.errors import AmbiguousTargetError, ScopeError
 from tileops.scopes import Scope, in_effect
 from tileops.verdict import Selection

@@ -17,7 +17,8 @@ from torch.compiler import is_dynamo_compiling
 
 from tileops.backend.loading import load
 from tileops.backend.precedence import beats, precedence
-from tileops.backend.registration import BUILTIN, Implementation, registry, when_registry_changes
+from tileops.backend.registration import registry, when_registry_changes
+from tileops.backend.units import BUILTIN, Implementation
 from tileops.call_spec import CallSpec, as_code
 from tileops.catalogue import add_op
 from tileops.device import Board, DeviceFacts, default_device_type, is_capturing

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from tileops.backend.loading import load
-from tileops.backend.registration import Builder, when_registry_changes
+from tileops.backend.registration import when_registry_changes
 from tileops.backend.targets import TensorSpec, forget_claims
+from tileops.backend.units import Builder
 from tileops.device import is_capturing, made_current
 from tileops.errors import (
     BackendError,

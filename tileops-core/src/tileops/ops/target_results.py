@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tileops.backend.registration import Builder
+from tileops.backend.units import Builder
 from tileops.errors import BackendError
 from tileops.ops.checks import shown_dtype, shown_shape, storage_of
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import torch
 
-from tileops.backend.registration import Builder
 from tileops.backend.targets import TensorSpec
+from tileops.backend.units import Builder
 from tileops.call_spec import CallSpec
 from tileops.catalogue import find_op
 from tileops.errors import Declined
