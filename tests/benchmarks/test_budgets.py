@@ -148,11 +148,11 @@ def test_frames_of_ours_are_counted_generated_methods_included() -> None:
 
 def test_what_a_hit_may_not_do_raises() -> None:
     from tileops import device
-    from tileops.ops import entries
+    from tileops.ops import tables
 
     with hit_path.forbidding():
         for what, act in {
-            "a lock": entries._lock.acquire,
+            "a lock": tables._lock.acquire,
             "an environment read": lambda: os.environ.get("HOME"),
             "logging": lambda: logging.getLogger("x").warning("x"),
             "a device query": lambda: device.device_facts(torch.device("cpu")),
@@ -160,7 +160,7 @@ def test_what_a_hit_may_not_do_raises() -> None:
             with pytest.raises(hit_path.ForbiddenError, match=what):
                 act()
     assert device.device_facts(torch.device("cpu")).arch == -1
-    with entries._lock:
+    with tables._lock:
         pass
 
 

@@ -491,7 +491,9 @@ def test_a_target_that_writes_by_pointer_bumps_versions_too() -> None:
 
 
 def test_a_target_in_inference_bumps_no_version() -> None:
-    tileops.register_kernel_builder("BatchNormFwdOp", "copies", lambda *_, **params: lambda x, *rest: (x, None, None))
+    tileops.register_kernel_builder(
+        "BatchNormFwdOp", "copies", lambda *_, **params: lambda x, *rest: (x + 1, None, None)
+    )
     mean, variance = statistics()
     BatchNormFwdOp(target="copies")(tensors()[0], mean, variance)
     assert (mean._version, variance._version) == (0, 0)

@@ -8,7 +8,18 @@ from typing import final
 
 import tileops
 import torch
-from tileops.backend import at_least, register_kernel_type
+from tileops.backend import (
+    BUILTIN,
+    Declined,
+    RegisterDetector,
+    RegisterKernelBuilder,
+    TensorSpec,
+    at_least,
+    hookimpl,
+    register_kernel_type,
+    registered_targets,
+    set_default_target,
+)
 from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
 from tileops.norm import LayerNormFwdOp
 from torch import Tensor
@@ -40,6 +51,27 @@ class ShortRows(LayerNorm):
 
 
 register_kernel_type("LayerNormFwdOp", "short_rows", ShortRows)
+
+
+def build_rms_norm(
+    x: TensorSpec, weight: TensorSpec | None, *, normalized_shape: tuple[int, ...], eps: float | None
+) -> Callable[[Tensor, Tensor | None], Tensor]:
+    device, dtype, _ = x
+    if weight is not None and weight.dtype != dtype:
+        raise Declined(f"weight on {device} is {weight.dtype}")
+    return lambda x, weight: torch.nn.functional.rms_norm(x, normalized_shape, weight, eps)
+
+
+@hookimpl
+def tileops_register_targets(
+    register_detector: RegisterDetector, register_kernel_builder: RegisterKernelBuilder
+) -> None:
+    register_detector(target="acme", detect=lambda device: device.type == "cpu")
+    register_kernel_builder(op="RMSNormFwdOp", target="acme", build_kernel=build_rms_norm, per_op=True)
+
+
+set_default_target(BUILTIN)
+assert_type(registered_targets("RMSNormFwdOp"), list[str])
 
 
 @tileops.selection(prefer=["acme", tileops.IN_TREE], op="LayerNormFwdOp")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tileops.device import DeviceFacts, at_least
     from tileops.errors import (
         AmbiguousDispatchError,
+        AmbiguousTargetError,
         BackendError,
         BackendLoadWarning,
         BuildError,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         OpNotAvailableError,
         RegistrationError,
         ScopeError,
+        TargetDeclinedError,
         TileopsError,
         UnknownTargetError,
     )
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 _HOME: Final = {
     "IN_TREE": "verdict",
     "AmbiguousDispatchError": "errors",
+    "AmbiguousTargetError": "errors",
     "BackendError": "errors",
     "BackendLoadWarning": "errors",
     "BatchNormFwdOp": "ops",
@@ -62,6 +65,7 @@ _HOME: Final = {
     "ScopeError": "errors",
     "Selection": "verdict",
     "SizeClass": "call_spec",
+    "TargetDeclinedError": "errors",
     "TileopsError": "errors",
     "TorchOp": "torch_schema",
     "UnknownTargetError": "errors",
@@ -79,6 +83,7 @@ _HOME: Final = {
 __all__ = [
     "IN_TREE",
     "AmbiguousDispatchError",
+    "AmbiguousTargetError",
     "BackendError",
     "BackendLoadWarning",
     "BatchNormFwdOp",
@@ -100,6 +105,7 @@ __all__ = [
     "ScopeError",
     "Selection",
     "SizeClass",
+    "TargetDeclinedError",
     "TileopsError",
     "TorchOp",
     "UnknownTargetError",
