@@ -252,11 +252,6 @@ def test_import_tileops_loads_nothing_and_imports_neither_tilelang_nor_a_backend
     assert done.stderr == ""
 
 
-def test_import_tileops_alone_imports_no_torch(site: Any) -> None:
-    done = site.python("import sys, tileops; tileops.__version__, dir(tileops); print('torch' in sys.modules)")
-    assert done.stdout.strip() == "False"
-
-
 @pytest.mark.parametrize(
     ("policy", "loaded"),
     [(None, ["acme", "example", "zeta"]), ("acme", ["acme"])],

@@ -4,13 +4,16 @@
 
     y = LayerNormFwdOp((4096,))(x, weight, bias)
 
-Names are resolved on first use: `import tileops` imports neither an op nor a compiler, and loads no backend.
+Names are resolved on first use: `import tileops` imports neither an op nor a compiler, and loads no backend. It
+makes `torch.ops.tileops` known to torch, so that a program which another process exported can be loaded.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Final
+
+import tileops.torch_namespace  # noqa: F401 - for what it does  # pyright: ignore[reportUnusedImport]
 
 if TYPE_CHECKING:
     from tileops.backend import register_kernel_builder, register_kernel_type, unregister_kernel_type
@@ -34,7 +37,15 @@ if TYPE_CHECKING:
         UnknownTargetError,
     )
     from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
-    from tileops.ops import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+    from tileops.ops import (
+        BackwardOp,
+        BatchNormBwdOp,
+        BatchNormFwdOp,
+        LayerNormBwdOp,
+        LayerNormFwdOp,
+        RMSNormBwdOp,
+        RMSNormFwdOp,
+    )
     from tileops.ops.op_base import Op, clear
     from tileops.scopes import checkpoint_contexts, selection, set_default_selection
     from tileops.torch_schema import TorchOp
@@ -46,6 +57,8 @@ _HOME: Final = {
     "AmbiguousTargetError": "errors",
     "BackendError": "errors",
     "BackendLoadWarning": "errors",
+    "BackwardOp": "ops",
+    "BatchNormBwdOp": "ops",
     "BatchNormFwdOp": "ops",
     "BuildError": "errors",
     "CaptureError": "errors",
@@ -57,9 +70,11 @@ _HOME: Final = {
     "Kernel": "kernels.kernel_base",
     "KernelFaultWarning": "errors",
     "KernelInterface": "kernels.kernel_base",
+    "LayerNormBwdOp": "ops",
     "LayerNormFwdOp": "ops",
     "Op": "ops.op_base",
     "OpNotAvailableError": "errors",
+    "RMSNormBwdOp": "ops",
     "RMSNormFwdOp": "ops",
     "RegistrationError": "errors",
     "ScopeError": "errors",
@@ -86,6 +101,8 @@ __all__ = [
     "AmbiguousTargetError",
     "BackendError",
     "BackendLoadWarning",
+    "BackwardOp",
+    "BatchNormBwdOp",
     "BatchNormFwdOp",
     "BuildError",
     "CallSpec",
@@ -97,9 +114,11 @@ __all__ = [
     "Kernel",
     "KernelFaultWarning",
     "KernelInterface",
+    "LayerNormBwdOp",
     "LayerNormFwdOp",
     "Op",
     "OpNotAvailableError",
+    "RMSNormBwdOp",
     "RMSNormFwdOp",
     "RegistrationError",
     "ScopeError",

@@ -10,8 +10,11 @@ import importlib
 from typing import Any, Final
 
 IN_TREE_OPS: Final[dict[str, str]] = {
+    "BatchNormBwdOp": "tileops.ops.norm.batch_norm_backward",
     "BatchNormFwdOp": "tileops.ops.norm.batch_norm",
+    "LayerNormBwdOp": "tileops.ops.norm.layer_norm_backward",
     "LayerNormFwdOp": "tileops.ops.norm.layer_norm",
+    "RMSNormBwdOp": "tileops.ops.norm.rms_norm_backward",
     "RMSNormFwdOp": "tileops.ops.norm.rms_norm",
 }
 """The ops of this release: class name → the module that defines it."""

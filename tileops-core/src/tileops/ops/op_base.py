@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
+from tileops.autograd import saved_by_name
 from tileops.backend.loading import load
 from tileops.backend.precedence import beats, precedence
 from tileops.backend.registration import registry, when_registry_changes
@@ -47,11 +48,12 @@ from tileops.torch_boundary import (
     TorchOp,
     call_through,
     declare,
-    gradient_refusal,
     refuse_nested,
+    with_gradient,
     written_positions,
 )
 from tileops.torch_guards import ALIGNMENT, Sizes, needs_dispatcher
+from tileops.torch_schema import Route
 from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
 
 
@@ -123,6 +125,10 @@ class Op:
     """Whether `forward` takes tensors of any layout. Else it gets contiguous ones that begin at a multiple of 16
     bytes: a copy where a tensor is another, unless the op writes it."""
 
+    backward: ClassVar[type[Op] | None] = None
+    """The op class whose calls give the gradients of this op's; None where it has none. A `BackwardOp`."""
+
+    _routes: ClassVar[tuple[Route, ...]] = ()
     _entries: ClassVar[dict[Any, Any]] = {}
     _may_be_taken_over: ClassVar[bool] = True
     _repeats: Repeats = NO_REPEATS
@@ -171,6 +177,10 @@ class Op:
         del args, kwargs
         return None
 
+    def saved(self, arguments: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        """What `backward` takes beside the gradient, from the arguments and results of a call: those of its names."""
+        return saved_by_name(self, arguments, results)
+
     # ------------------------------------------------------------------------------------------------ calling
 
     def __call__(self, *tensors: Any, **named: Any) -> Any:
@@ -203,7 +213,7 @@ class Op:
         if is_grad_enabled():
             for tensor in tensors:
                 if tensor is not None and tensor.requires_grad:
-                    raise gradient_refusal(type(self).__name__)
+                    return with_gradient(self, tensors, self)
         if tensors[0].numel() == 0:
             return self.empty_results(*tensors)
         try:
