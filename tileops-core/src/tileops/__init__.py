@@ -27,12 +27,14 @@ if TYPE_CHECKING:
         KernelFaultWarning,
         OpNotAvailableError,
         RegistrationError,
+        ScopeError,
         TileopsError,
         UnknownTargetError,
     )
     from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
     from tileops.ops import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
     from tileops.ops.op_base import Op, clear
+    from tileops.scopes import checkpoint_contexts, selection, set_default_selection
     from tileops.torch_schema import TorchOp
     from tileops.verdict import IN_TREE, Selection, Verdict
 
@@ -57,6 +59,7 @@ _HOME: Final = {
     "OpNotAvailableError": "errors",
     "RMSNormFwdOp": "ops",
     "RegistrationError": "errors",
+    "ScopeError": "errors",
     "Selection": "verdict",
     "SizeClass": "call_spec",
     "TileopsError": "errors",
@@ -64,9 +67,12 @@ _HOME: Final = {
     "UnknownTargetError": "errors",
     "Verdict": "verdict",
     "at_least": "device",
+    "checkpoint_contexts": "scopes",
     "clear": "ops.op_base",
     "register_kernel_builder": "backend",
     "register_kernel_type": "backend",
+    "selection": "scopes",
+    "set_default_selection": "scopes",
     "unregister_kernel_type": "backend",
 }
 
@@ -91,6 +97,7 @@ __all__ = [
     "OpNotAvailableError",
     "RMSNormFwdOp",
     "RegistrationError",
+    "ScopeError",
     "Selection",
     "SizeClass",
     "TileopsError",
@@ -98,9 +105,12 @@ __all__ = [
     "UnknownTargetError",
     "Verdict",
     "at_least",
+    "checkpoint_contexts",
     "clear",
     "register_kernel_builder",
     "register_kernel_type",
+    "selection",
+    "set_default_selection",
     "unregister_kernel_type",
 ]
 

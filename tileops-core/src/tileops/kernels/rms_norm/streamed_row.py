@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, final
 
-import torch
 from torch import Tensor
 
 from tileops.device import at_least
 from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.rms_norm.interface import RMSNorm, RMSNormCall
+from tileops.kernels.row_launch import Launch, launch_rows, row_launch
 from tileops.kernels.row_plan import streamed_row_plan
 
 
@@ -41,15 +41,12 @@ class StreamedRowRMSNorm(RMSNorm):
         plan = streamed_row_plan(call.n, call.dtype)
         program = rms_norm_streamed_row(plan, call.dtype, call.eps, call.weight_dtype)
         self._n = call.n
-        self._launch: Callable[..., Any] = compile_program(program, call.arch)
+        self._launch: Launch = compile_program(program, call.arch)
 
     def forward(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Launch the program on x as (rows, n)."""
-        if weight is not None and weight.dim() != 1:
-            weight = weight.view(-1)
-        y = torch.empty_like(x)
-        if x.dim() == 2 and x.shape[1] == self._n:
-            self._launch(x, weight, y)
-        else:
-            self._launch(x.view(-1, self._n), weight, y.view(-1, self._n))
-        return y
+        return launch_rows(self._launch, self._n, x, weight)
+
+    def repeated(self, *args: Any) -> Callable[..., Any]:
+        """The launch alone."""
+        return row_launch(self._launch, self._n, *args) or self
