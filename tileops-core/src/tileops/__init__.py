@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from tileops import functional, nn
     from tileops.backend import register_kernel_builder, register_kernel_type, unregister_kernel_type
     from tileops.call_spec import CallSpec, SizeClass
     from tileops.device import DeviceFacts, at_least
@@ -65,6 +66,8 @@ _HOME: Final = {
     "Verdict": "verdict",
     "at_least": "device",
     "clear": "ops.op_base",
+    "functional": "functional",
+    "nn": "nn",
     "register_kernel_builder": "backend",
     "register_kernel_type": "backend",
     "unregister_kernel_type": "backend",
@@ -99,6 +102,8 @@ __all__ = [
     "Verdict",
     "at_least",
     "clear",
+    "functional",
+    "nn",
     "register_kernel_builder",
     "register_kernel_type",
     "unregister_kernel_type",
@@ -112,7 +117,8 @@ def __getattr__(name: str) -> object:
         return version("tileops-core")
     if name not in _HOME:
         raise AttributeError(f"module 'tileops' has no attribute {name!r}; it has: {', '.join(_HOME)}")
-    return getattr(importlib.import_module(f"tileops.{_HOME[name]}"), name)
+    module = importlib.import_module(f"tileops.{_HOME[name]}")
+    return module if name == _HOME[name] else getattr(module, name)
 
 
 def __dir__() -> list[str]:
