@@ -115,6 +115,7 @@ def all_of_them(x: Tensor) -> Tensor:
     return y + functional.batch_norm(x, None, None, training=True)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")  # inductor's own use of it
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_the_functions_compile_into_one_graph_for_every_batch_size(backend: str) -> None:

@@ -32,7 +32,7 @@ NORMS: Final[Classes] = MappingProxyType(
 )
 """Torch's norms, and ours that take their places."""
 
-_NORM_CLASS = re.compile(r"Norm(\d[dD])?$")
+_NORM_CLASS = re.compile(r"[^_].*Norm(\d[dD])?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def _is_norm(module: nn.Module) -> bool:
     """Whether a class of the module is called a norm; one with modules inside is a block around a norm."""
-    named = any(_NORM_CLASS.search(cls.__name__) for cls in type(module).__mro__)
+    named = any(_NORM_CLASS.fullmatch(cls.__name__) for cls in type(module).__mro__)
     return named and (is_parametrized(module) or next(module.children(), None) is None)
 
 
