@@ -56,11 +56,12 @@ def test_four_batch_norms_on_an_h200_have_four_winners(winner: str, facts: str) 
 def test_json_gives_the_same_with_the_documented_fields() -> None:
     done = run(*TRAIN, *FOUR_CALLS["column"].split(), "dtype=float16", "--json")
     answer = json.loads(done.stdout)
-    assert set(answer) == {"op", "interface", "call", "key", "verdicts", "error"}
+    assert set(answer) == {"op", "interface", "call", "scope", "key", "verdicts", "error"}
     assert (answer["op"], answer["interface"], answer["key"], answer["error"]) == (
         "BatchNormFwdOp", "batch_norm_fwd_train", "column", None,
     )  # fmt: skip
-    assert all(set(verdict) == {"key", "class", "backend", "serves", "reason"} for verdict in answer["verdicts"])
+    fields = {"key", "class", "backend", "serves", "reason", "favour"}
+    assert all(set(verdict) == fields for verdict in answer["verdicts"])
     assert "channels_last=False" in answer["call"]
     assert "weight_dtype=float32" in answer["call"]
     assert "running=True" in answer["call"]
@@ -69,6 +70,32 @@ def test_json_gives_the_same_with_the_documented_fields() -> None:
 def test_sizes_are_rounded_as_a_call_rounds_them() -> None:
     done = run(*TRAIN, "n=5", "c=64", "spatial=196", "dtype=float16", "--json")
     assert "n=8, c=64" in json.loads(done.stdout)["call"]
+
+
+def test_explain_answers_in_the_scope_that_its_options_say() -> None:
+    question = ("explain", "LayerNormFwdOp", "--device", "cpu", "n=64", "dtype=float32")
+    shown = run(*question, "--exclude", "held_row", "--prefer", "example:torch", "--prefer", "example")
+    assert 'scope: tileops.selection(prefer=("example:torch", "example"), exclude="held_row")' in shown.stdout
+    assert "selected: example:torch" in shown.stdout
+    answer = json.loads(run(*question, "--require", "in-tree", "--json").stdout)
+    assert answer["key"] is None
+    assert answer["scope"] == ['tileops.selection(require="in-tree")']
+
+
+@pytest.mark.parametrize("command", ["explain", "run"])
+def test_an_option_with_an_unknown_name_is_one_sentence(command: str, row: Path) -> None:
+    words = ("--device", "cpu", "n=64", "dtype=float32") if command == "explain" else (row, "normalized_shape=64")
+    done = run(command, "LayerNormFwdOp", *words, "--prefer", "exmaple")
+    assert done.exit_code == 2
+    assert "nothing is called 'exmaple'" in done.stderr
+    assert "did you mean 'example'?" in done.stderr
+    assert done.stdout == ""
+
+
+def test_run_runs_what_its_options_say(row: Path) -> None:
+    done = run("run", "LayerNormFwdOp", row, "normalized_shape=64", "--device", "cpu", "--exclude", "example:row")
+    assert done.exit_code == 0
+    assert "selected: example:torch" in done.stdout
 
 
 def test_a_call_that_nothing_serves_is_an_answer() -> None:

@@ -43,7 +43,7 @@ def test_a_prepared_call_builds_nothing_more(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_call_is_prepared_by_its_spec_too() -> None:
     call = LayerNormCall(CPU, 56, torch.bfloat16, weight_dtype=None, bias_dtype=None)
     assert LayerNormFwdOp(56).prepare("layer_norm", call).key == "example:torch"
-    assert ("layer_norm", key_of(call)) in LayerNormFwdOp._entries
+    assert ("layer_norm", key_of(call), None) in LayerNormFwdOp._entries
 
 
 @pytest.mark.parametrize(

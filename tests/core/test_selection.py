@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tileops.backend.registration import Implementation
+from tileops.backend.statements import Statement
 from tileops.device import DeviceFacts, at_least
 from tileops.errors import KernelFaultWarning
 from tileops.ops.op_base import select
+from tileops.scopes import NO_SCOPE, Scope
 from tileops.verdict import IN_TREE, Answer, Failure, Owner, Selection
 
 HOME = Owner(IN_TREE, "tileops-core 0.1.0")
@@ -22,8 +25,8 @@ ACME = Owner("acme", "tileops-backend-acme 1.0")
 ZETA = Owner("zeta", "tileops-backend-zeta 2.0")
 
 
-def chosen(call: Any, *implementations: Implementation) -> Selection:
-    return select("FakeOp", "fake", implementations, call)
+def chosen(call: Any, *implementations: Implementation, scope: Scope = NO_SCOPE) -> Selection:
+    return select("FakeOp", "fake", implementations, call, scope)
 
 
 def home(key: str, cls: type[Any]) -> Implementation:
@@ -200,6 +203,43 @@ def test_a_general_over_in_tree_beats_the_in_tree_general_and_nothing_else(fake:
     assert chosen(fake.call(), general, home("a", fake.kernel())).key == "a"
 
 
+def said(*statements: Statement) -> Scope:
+    return Scope(statements)
+
+
+def test_a_preference_of_the_scope_wins_over_every_declared_one(fake: Any) -> None:
+    best, general = home("best", fake.kernel(over=("acme:row", "g"))), acme("g", fake.kernel(general=True))
+    candidates = (best, acme("row", fake.kernel()), general)
+    assert chosen(fake.call(), *candidates, scope=said(Statement(("acme:row",)))).key == "acme:row"
+    assert chosen(fake.call(), *candidates, scope=said(Statement(("acme:g",)))).key == "acme:g"
+
+
+def test_among_those_that_the_scope_prefers_alike_their_own_preferences_decide(fake: Any) -> None:
+    row, slow = acme("row", fake.kernel(over=("slow",))), acme("slow", fake.kernel())
+    candidates = (home("a", fake.kernel()), row, slow)
+    assert chosen(fake.call(), *candidates, scope=said(Statement(("acme",)))).key == "acme:row"
+    assert chosen(fake.call(), *candidates, scope=said(Statement(("acme:slow", "acme")))).key == "acme:slow"
+
+
+def test_a_preference_of_the_scope_settles_what_two_of_one_rank_do_not(fake: Any) -> None:
+    candidates = (acme("a", fake.kernel()), acme("b", fake.kernel()), zeta("a", fake.kernel()))
+    assert chosen(fake.call(), *candidates, scope=said(Statement(("acme",)))).contenders == ("acme:a", "acme:b")
+    assert chosen(fake.call(), *candidates, scope=said(Statement(("zeta", "acme")))).key == "zeta:a"
+
+
+def test_what_the_scope_leaves_out_has_an_answer_of_its_own_behind_availability(fake: Any) -> None:
+    candidates = (
+        home("a", fake.kernel(refuse="no")),
+        home("far", fake.kernel(devices=("cuda",))),
+        acme("row", fake.kernel()),
+    )
+    excluded = chosen(fake.call(), *candidates, scope=said(Statement(exclude=(IN_TREE,))))
+    assert [one.answer for one in excluded.verdicts] == [Answer.EXCLUDED, Answer.OTHER_DEVICE, Answer.SERVES]
+    required = chosen(fake.call(), *candidates, scope=said(Statement(require=("zeta",))))
+    assert [one.answer for one in required.verdicts] == [Answer.NOT_REQUIRED, Answer.OTHER_DEVICE, Answer.NOT_REQUIRED]
+    assert required.failure is Failure.NOT_SERVED
+
+
 def test_verdicts_list_in_tree_first_then_by_key(fake: Any) -> None:
     given_order = [
         zeta("a", fake.kernel()),
@@ -292,13 +332,39 @@ def edges(graph: Sequence[dict[str, Any]]) -> list[list[bool]]:
     return table
 
 
-def brute_force(graph: Sequence[dict[str, Any]]) -> set[str]:
+NAMES = tuple(o.name for o in OWNERS) + tuple(f"{o.name}:{key}" for o in OWNERS for key in KEYS)
+
+
+@st.composite
+def scopes(draw: st.DrawFn) -> Scope:
+    """Up to three statements, the innermost first; often none that leaves anything out."""
+    names = st.lists(st.sampled_from(NAMES), unique=True, max_size=3).map(tuple)
+    few = st.one_of(st.just(()), st.lists(st.sampled_from(NAMES), max_size=2).map(tuple))
+    return said(*(Statement(draw(names), draw(few), draw(few)) for _ in range(draw(st.integers(0, 3)))))
+
+
+def admitted(node: dict[str, Any], scope: Scope) -> bool:
+    called = {node["owner"].name, f"{node['owner'].name}:{node['key']}"}
+    excluded = any(called & set(statement.exclude) for statement in scope.statements)
+    missing = any(statement.require and not called & set(statement.require) for statement in scope.statements)
+    return not excluded and not missing
+
+
+def place(node: dict[str, Any], scope: Scope) -> int:
+    called = {node["owner"].name, f"{node['owner'].name}:{node['key']}"}
+    order = [name for statement in scope.statements for name in statement.prefer]
+    return min((at for at, name in enumerate(order) if name in called), default=len(order))
+
+
+def brute_force(graph: Sequence[dict[str, Any]], scope: Scope = NO_SCOPE) -> set[str]:
     """The keys that serve and that nothing else is preferred over: Floyd and Warshall, then every pair."""
     size = len(graph)
     over = edges(graph)
     for middle, i, j in itertools.product(range(size), repeat=3):
         over[i][j] = over[i][j] or (over[i][middle] and over[middle][j])
-    serving = [i for i in range(size) if graph[i]["answer"] == "serves"]
+    serving = [i for i in range(size) if graph[i]["answer"] == "serves" and admitted(graph[i], scope)]
+    first = min((place(graph[i], scope) for i in serving), default=0)
+    serving = [i for i in serving if place(graph[i], scope) == first]
 
     def wins(i: int, j: int) -> bool:
         if graph[i]["general"] is not graph[j]["general"]:
@@ -328,13 +394,19 @@ def implementations_of(fake: Any, graph: Sequence[dict[str, Any]]) -> list[Imple
     ]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(graph=graphs(), seed=st.integers(0, 1 << 20))
-def test_selection_agrees_with_brute_force_in_every_order(fake: Any, graph: list[dict[str, Any]], seed: int) -> None:
+PROPERTY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ANYWHERE = st.one_of(st.just(NO_SCOPE), scopes())
+
+
+@PROPERTY
+@given(graph=graphs(), scope=ANYWHERE, seed=st.integers(0, 1 << 20))
+def test_selection_agrees_with_brute_force_in_every_order_and_scope(
+    fake: Any, graph: list[dict[str, Any]], scope: Scope, seed: int
+) -> None:
     implementations = implementations_of(fake, graph)
     call = fake.call(device="cuda:0").on("h200")
-    selection = chosen(call, *implementations)
-    expected = brute_force(graph)
+    selection = chosen(call, *implementations, scope=scope)
+    expected = brute_force(graph, scope)
     assert set(selection.contenders) == expected
     assert selection.key == (next(iter(expected)) if len(expected) == 1 else None)
     if len(expected) > 1:
@@ -345,7 +417,63 @@ def test_selection_agrees_with_brute_force_in_every_order(fake: Any, graph: list
     for _ in range(3):
         random.Random(seed).shuffle(implementations)
         seed += 1
-        assert chosen(call, *implementations) == selection
+        assert chosen(call, *implementations, scope=scope) == selection
+
+
+@PROPERTY
+@given(graph=graphs(), scope=ANYWHERE)
+def test_no_scope_lets_anything_run_that_did_not_serve_without_it(
+    fake: Any, graph: list[dict[str, Any]], scope: Scope
+) -> None:
+    implementations = implementations_of(fake, graph)
+    call = fake.call(device="cuda:0").on("h200")
+    plain = {verdict.key for verdict in chosen(call, *implementations).verdicts if verdict.serves}
+    assert {verdict.key for verdict in chosen(call, *implementations, scope=scope).verdicts if verdict.serves} <= plain
+
+
+@PROPERTY
+@given(graph=graphs(), scope=ANYWHERE)
+def test_the_line_that_an_ambiguity_shows_settles_it(fake: Any, graph: list[dict[str, Any]], scope: Scope) -> None:
+    implementations = implementations_of(fake, graph)
+    call = fake.call(device="cuda:0").on("h200")
+    selection = chosen(call, *implementations, scope=scope)
+    if selection.failure is not Failure.AMBIGUOUS:
+        return
+    (name,) = re.findall(r'with tileops\.selection\(prefer="([^"]+)"\)', selection.advice()[-1])
+    qualified = name if ":" in name or name in (ACME.name, ZETA.name, IN_TREE) else f"{IN_TREE}:{name}"
+    settled = chosen(call, *implementations, scope=said(Statement((qualified,)), *scope.statements))
+    assert settled.key in selection.contenders
+
+
+IN_TREE_ALONE = st.lists(
+    st.fixed_dictionaries(
+        {
+            "owner": st.just(HOME),
+            "key": st.sampled_from(["new0", "new1", "new2"]),
+            "general": st.booleans(),
+            "answer": st.sampled_from(["serves", "refuses"]),
+        }
+    ),
+    unique_by=lambda node: node["key"],
+    max_size=3,
+)
+
+
+@PROPERTY
+@given(graph=graphs(), added=IN_TREE_ALONE, over=st.frozensets(st.sampled_from((IN_TREE, *KEYS, "new0", "new1"))))
+def test_no_release_of_ours_takes_a_call_from_a_kernel_that_wins_over_in_tree(
+    fake: Any, graph: list[dict[str, Any]], added: list[dict[str, Any]], over: frozenset[str]
+) -> None:
+    vendors = [node for node in graph if node["owner"] is not HOME]
+    ours = [{**node, "over": frozenset[str]() if node["general"] else over} for node in added]
+    for node in vendors:
+        if not node["general"]:
+            node["over"] |= {IN_TREE}
+    call = fake.call(device="cuda:0").on("h200")
+    before = chosen(call, *implementations_of(fake, vendors))
+    if before.winner is None or before.winner.cls.general:
+        return
+    assert chosen(call, *implementations_of(fake, [*vendors, *ours])).key == before.key
 
 
 def test_a_hundred_implementations_in_a_chain_are_selected_in_no_time(fake: Any) -> None:

@@ -22,7 +22,7 @@ from tileops import (
     OpNotAvailableError,
     RMSNormFwdOp,
     TorchOp,
-    torch_boundary,
+    torch_guards,
 )
 from tileops.errors import DeclarationError
 from tileops.ops import op_base
@@ -700,7 +700,7 @@ def test_racing_threads_define_each_torch_op_once(fake: Any) -> None:
 
 def test_a_torch_op_nobody_has_is_a_missing_attribute() -> None:
     assert not hasattr(torch.ops.tileops, "layer_norm_backwards_forever")
-    assert torch_boundary.needs_dispatcher((None, torch.ones(2))) is False
+    assert torch_guards.needs_dispatcher((None, torch.ones(2))) is False
 
 
 def test_torch_finds_our_ops_by_name_before_they_are_imported(site: Any) -> None:

@@ -20,7 +20,7 @@ def test_a_selection_as_json_has_the_fields_that_the_command_prints(fake: Any) -
     op = fake.op({"a": fake.kernel("Ours"), "b": fake.kernel("Refusing", refuse="no")})()
     told = op.explain("fake", fake.call(3)).as_json()
     assert json.loads(json.dumps(told)) == told
-    assert set(told) == {"op", "interface", "call", "key", "verdicts", "error"}
+    assert set(told) == {"op", "interface", "call", "scope", "key", "verdicts", "error"}
     assert (told["op"], told["interface"], told["key"], told["error"]) == ("FakeOp", "fake", "a", None)
     assert told["verdicts"][1] == {
         "key": "b",
@@ -28,6 +28,7 @@ def test_a_selection_as_json_has_the_fields_that_the_command_prints(fake: Any) -
         "backend": "in-tree",
         "serves": False,
         "reason": "no",
+        "favour": None,
     }
 
 
@@ -72,4 +73,5 @@ def test_the_advice_on_an_ambiguity_of_the_programs_own_kernels_is_to_take_one_o
         register_kernel_type("FakeOp", f"mine{i}", fake.kernel())
     told = str(op.explain("fake", fake.call())).splitlines()
     assert told[0].startswith("dispatch is ambiguous")
-    assert "preferred_over" in told[-1]
+    assert "preferred_over" in told[-2]
+    assert "tileops.selection(prefer=" in told[-1]

@@ -41,6 +41,16 @@ class ShortRows(LayerNorm):
 
 register_kernel_type("LayerNormFwdOp", "short_rows", ShortRows)
 
+
+@tileops.selection(prefer=["acme", tileops.IN_TREE], op="LayerNormFwdOp")
+def decorated(n: int) -> str:
+    with tileops.selection(exclude="acme:row", require=("acme", "local")):
+        return str(n)
+
+
+assert_type(decorated(1), str)
+tileops.set_default_selection(prefer="acme")
+
 call = ScaleCall(device=torch.device("cpu"), n=4, dtype=torch.float32)
 assert_type(call.n, int)
 assert_type(call.arch, int)

@@ -28,12 +28,14 @@ if TYPE_CHECKING:
         KernelFaultWarning,
         OpNotAvailableError,
         RegistrationError,
+        ScopeError,
         TileopsError,
         UnknownTargetError,
     )
     from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
     from tileops.ops import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
     from tileops.ops.op_base import Op, clear
+    from tileops.scopes import checkpoint_contexts, selection, set_default_selection
     from tileops.torch_schema import TorchOp
     from tileops.verdict import IN_TREE, Selection, Verdict
 
@@ -58,6 +60,7 @@ _HOME: Final = {
     "OpNotAvailableError": "errors",
     "RMSNormFwdOp": "ops",
     "RegistrationError": "errors",
+    "ScopeError": "errors",
     "Selection": "verdict",
     "SizeClass": "call_spec",
     "TileopsError": "errors",
@@ -65,11 +68,14 @@ _HOME: Final = {
     "UnknownTargetError": "errors",
     "Verdict": "verdict",
     "at_least": "device",
+    "checkpoint_contexts": "scopes",
     "clear": "ops.op_base",
     "functional": "functional",
     "nn": "nn",
     "register_kernel_builder": "backend",
     "register_kernel_type": "backend",
+    "selection": "scopes",
+    "set_default_selection": "scopes",
     "unregister_kernel_type": "backend",
 }
 
@@ -94,6 +100,7 @@ __all__ = [
     "OpNotAvailableError",
     "RMSNormFwdOp",
     "RegistrationError",
+    "ScopeError",
     "Selection",
     "SizeClass",
     "TileopsError",
@@ -101,11 +108,14 @@ __all__ = [
     "UnknownTargetError",
     "Verdict",
     "at_least",
+    "checkpoint_contexts",
     "clear",
     "functional",
     "nn",
     "register_kernel_builder",
     "register_kernel_type",
+    "selection",
+    "set_default_selection",
     "unregister_kernel_type",
 ]
 

@@ -8,6 +8,7 @@
     │   ├── AmbiguousDispatchError       several kernels serve it and none is preferred
     │   ├── UnknownTargetError           a target that nobody registered
     │   ├── RegistrationError            a registration that cannot be taken
+    │   ├── ScopeError                   a selection scope names what is not there
     │   ├── CaptureError (RuntimeError)  a kernel is not ready while a CUDA graph is captured
     │   └── BuildError (RuntimeError)    a kernel could not be built
     BackendLoadWarning (RuntimeWarning)  an installed backend was skipped
@@ -88,6 +89,10 @@ class UnknownTargetError(BackendError):
 
 class RegistrationError(BackendError):
     """A registration that cannot be taken: a key that is used, a class that fits no interface."""
+
+
+class ScopeError(BackendError):
+    """A selection scope, or the process default, names what is not there or cannot be opened."""
 
 
 class BuildError(BackendError, RuntimeError):

@@ -1,7 +1,7 @@
-"""Where a call meets PyTorch: which calls go through its dispatcher, and the torch ops that they go through.
+"""Where a call meets PyTorch: the torch ops, and the calls that go through them.
 
-An eager call on plain tensors never enters torch's dispatcher. Every other call (tracing, modes, transforms,
-subclasses) is one node `torch.ops.tileops.<name>`, with the op's tensors and parameters as arguments.
+An eager call on plain tensors never enters torch's dispatcher (`torch_guards.py`). Every other call (tracing,
+modes, transforms, subclasses) is one node `torch.ops.tileops.<name>`, with the op's tensors and parameters as arguments.
 
 A torch op is defined when it is first asked for. Its schema is read from the annotations of `forward` and of
 the constructor, its name from the class: `LayerNormFwdOp` is `layer_norm`, and `acme.ops.RowOp` of somebody
@@ -18,9 +18,8 @@ from functools import partial
 from typing import Any, Final, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
 from torch.overrides import is_tensor_like  # pyright: ignore[reportUnknownVariableType]
 
 from tileops.catalogue import IN_TREE_OPS, find_op
@@ -32,7 +31,6 @@ __all__ = [
     "call_through",
     "declare",
     "gradient_refusal",
-    "needs_dispatcher",
     "note_written",
     "refuse_nested",
     "written_positions",
@@ -40,39 +38,11 @@ __all__ = [
 
 # Private names of torch, with `forward_ad._current_level` and `OpOverload.redispatch` below. A test names each.
 _C: Final = cast("Any", torch._C)
-_dispatch_modes: Final[Callable[[], int]] = _C._len_torch_dispatch_stack
-_function_mode: Final[Callable[[], bool]] = _C._is_torch_function_mode_enabled
-_transforms: Final[Callable[[], bool]] = _C._are_functorch_transforms_active
-_tracing: Final[Callable[[], bool]] = _C._is_tracing
-_autocast: Final[Callable[[], bool]] = _C._is_any_autocast_enabled
 _any_requires_grad: Final[Callable[..., bool]] = _C._any_requires_grad
 _below_autograd: Final[Callable[[], Any]] = _C._AutoDispatchBelowAutograd
 _after_autograd: Final[Any] = _C._after_autograd_keyset
 _OpNamespace: Final[Any] = cast("Any", torch)._ops._OpNamespace
 _forward_ad: Final = cast("Any", forward_ad)
-
-_PLAIN: Final = frozenset({Tensor, nn.Parameter, type(None)})
-
-
-def needs_dispatcher(tensors: Sequence[Any]) -> bool:
-    """Whether torch must see the call: a kernel that takes pointers would get it wrong, or hide it.
-
-    Not asked here, because a check of the op's or its copy to contiguous memory answers it: sparse, nested and
-    quantised tensors, and negative-bit views.
-    """
-    if is_dynamo_compiling():  # first: while it traces, dynamo takes this for true and never sees the rest
-        return True
-    for tensor in tensors:
-        if tensor.__class__ not in _PLAIN:
-            return True
-    return (
-        _forward_ad._current_level >= 0
-        or _dispatch_modes() > 0
-        or _function_mode()
-        or _transforms()
-        or _tracing()
-        or _autocast()  # the dearest; asking the tensors' dtypes first would cost more
-    )
 
 
 def call_through(op: Any, tensors: Sequence[Any]) -> Any:

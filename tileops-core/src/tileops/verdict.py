@@ -40,6 +40,8 @@ class Answer(enum.Enum):
     SERVES = "serves"
     OTHER_DEVICE = "runs on another device type"
     OTHER_ARCH = "is built for other architectures"
+    EXCLUDED = "is excluded by a scope"
+    NOT_REQUIRED = "is not what a scope requires"
     REFUSES = "refuses"
 
 
@@ -54,6 +56,8 @@ class Verdict:
         answer: What it says.
         reason: Why it does not serve the call, as a clause with the number met and the number served;
             None where it serves.
+        favour: What speaks for it beside its own declarations: `preferred by tileops.selection(prefer="acme")`;
+            None where nothing does, or where it does not serve.
     """
 
     key: str
@@ -61,6 +65,7 @@ class Verdict:
     owner: Owner
     answer: Answer
     reason: str | None = None
+    favour: str | None = None
 
     @property
     def serves(self) -> bool:
@@ -80,6 +85,7 @@ class Verdict:
             "backend": self.owner.name,
             "serves": self.serves,
             "reason": self.reason,
+            "favour": self.favour,
         }
 
 
@@ -105,6 +111,7 @@ class Selection:
         contenders: The keys that serve the call and that nothing else is preferred over: the winner alone, or
             those between which dispatch is ambiguous.
         remarks: What backends say about themselves that may explain a missing kernel.
+        scope: What the program says about whose kernels are taken, the innermost scope first.
     """
 
     op: str
@@ -115,6 +122,7 @@ class Selection:
     failure: Failure | None
     contenders: tuple[str, ...]
     remarks: tuple[str, ...] = ()
+    scope: tuple[str, ...] = ()
 
     @property
     def winner(self) -> Verdict | None:
@@ -135,7 +143,7 @@ class Selection:
 
     def __str__(self) -> str:
         """The whole selection: outcome, call, every verdict, and what to do where nothing was selected."""
-        lines = [self.headline, f"  call: {self.call}"]
+        lines = [self.headline, f"  call: {self.call}", *(f"  scope: {said}" for said in self.scope)]
         lines += [f"  {line}" for line in self._verdict_lines()]
         lines += [f"  {remark}" for remark in self.remarks]
         lines += [f"  {line}" for line in self.advice()]
@@ -150,7 +158,7 @@ class Selection:
         if verdict.reason is not None:
             return verdict.reason
         if verdict.key == self.key:
-            return "serves this call: selected"
+            return "serves this call: selected" + (f", {verdict.favour}" if verdict.favour else "")
         outranked = verdict.key not in self.contenders
         return "serves this call; another is preferred over it" if outranked else "serves this call"
 
@@ -162,24 +170,39 @@ class Selection:
                 f"{wanted}, or move the tensors to a CUDA device; see docs/guide/selecting.md#in-tree-kernels-do-not-run-on-this-device"
             ]
         if self.failure is Failure.NOT_SERVED:
+            left_out = any(verdict.answer in (Answer.EXCLUDED, Answer.NOT_REQUIRED) for verdict in self.verdicts)
+            scope = "take back what a scope says, " if left_out else ""
             return [
-                "change what the reasons name, or install a backend that serves it; see docs/guide/selecting.md#no-implementation-serves-this-call"
+                f"{scope}change what the reasons name, or install a backend that serves it; see docs/guide/selecting.md#no-implementation-serves-this-call"
             ]
         if self.failure is Failure.AMBIGUOUS:
-            return [self._settling_advice()]
+            return [self._authors_advice(), self._users_advice()]
         return []
 
-    def _settling_advice(self) -> str:
-        owners = {v.owner.name: v for v in self.verdicts if v.key in self.contenders}
-        backends = sorted(owners.keys() - {IN_TREE, "local"})
+    def _authors_advice(self) -> str:
+        """What whoever ships a contender can do: state which is better."""
+        owners = {verdict.owner.name: verdict for verdict in self._contending()}
         if "local" in owners:
             mine = owners["local"].key.partition(":")[2]
             other = next((key for key in self.contenders if not key.startswith("local:")), "another key")
-            preferred = "IN_TREE" if backends == [] and IN_TREE in owners else repr(other)
+            preferred = "IN_TREE" if owners.keys() == {"local", IN_TREE} else repr(other)
             return f"let {mine} state preferred_over = frozenset({{{preferred}}}), or unregister_kernel_type it"
         if len(owners) == 1:
-            return f"one of them must name another in preferred_over: only {next(iter(owners))} can settle it"
-        return f"settle it by leaving one backend out: TILEOPS_BACKENDS=-{backends[0]}"
+            return f"one of them must name another in preferred_over: only {next(iter(owners))} can settle it for all"
+        shipped = [verdict.owner.distribution or name for name, verdict in owners.items()]
+        return f"none of {', '.join(shipped)} states that its kernel is better than the others'"
+
+    def _users_advice(self) -> str:
+        """The line that settles it for whoever calls: a backend's name, or a key where it has several that serve."""
+        contending = self._contending()
+        chosen = next((one for one in contending if one.owner.name not in (IN_TREE, "local")), contending[-1])
+        serving = [one for one in self.verdicts if one.serves and one.owner == chosen.owner]
+        name = chosen.owner.name if len(serving) == 1 else chosen.key
+        settled = f'selection(prefer="{name}")'
+        return f"choose one: with tileops.{settled}: …, or for the process tileops.set_default_{settled}"
+
+    def _contending(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.key in self.contenders]
 
     def as_json(self) -> dict[str, Any]:
         """The selection as `tileops explain --json` prints it."""
@@ -187,6 +210,7 @@ class Selection:
             "op": self.op,
             "interface": self.interface,
             "call": str(self.call),
+            "scope": list(self.scope),
             "key": self.key,
             "verdicts": [verdict.as_json() for verdict in self.verdicts],
             "error": None if self.failure is None else self.headline,

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tileops.backend.records import BackendRecord
 from tileops.catalogue import find_op, meant, op_names
@@ -19,6 +19,9 @@ from tileops.device import FactsReader, set_facts_readers
 from tileops.errors import RegistrationError
 from tileops.kernels.kernel_base import Kernel, check_kernel_class
 from tileops.verdict import IN_TREE, Owner
+
+if TYPE_CHECKING:
+    from tileops.backend.statements import Statement
 
 LOCAL: Final = Owner("local")
 """The owner of what a program registers itself."""
@@ -121,6 +124,11 @@ class Unit:
         """This unit and one more note."""
         return self if note in self.notes else dataclasses.replace(self, notes=(*self.notes, note))
 
+    def named(self) -> Iterator[tuple[str, str]]:
+        """What can be named, by op: the keys of its kernels, and its targets."""
+        yield from ((op, implementation.key) for op, implementation in self.kernels)
+        yield from ((builder.op, builder.target) for builder in self.builders)
+
     def lines(self) -> tuple[str, ...]:
         """What is registered, as lines for a reader."""
         kernels = (f"{op}: {implementation.full_key}" for op, implementation in self.kernels)
@@ -170,11 +178,13 @@ class Registry:
         units: The committed units by owner name, in order of name.
         records: What became of each installed backend, in order of name.
         loaded: Whether installed backends were looked for.
+        default: What the program says for the whole process about whose kernels are taken.
     """
 
     units: Mapping[str, Unit] = dataclasses.field(default_factory=dict[str, Unit])
     records: tuple[BackendRecord, ...] = ()
     loaded: bool = False
+    default: tuple[Statement, ...] = ()
 
     def implementations(self, op: str) -> tuple[Implementation, ...]:
         """What is registered for the op called `op`."""

@@ -19,8 +19,9 @@ from torch import Tensor
 from tileops.cli.arguments import UsageError, call_on, kernel_interface, make_op, op_class
 from tileops.cli.files import UNNAMED, check_writable, first_line, read_tensors, write_tensors
 from tileops.cli.report import run_op, show_run, show_selection
-from tileops.errors import BackendError, InputError, SelectionError
+from tileops.errors import BackendError, InputError, ScopeError, SelectionError
 from tileops.ops.op_base import Op
+from tileops.scopes import selection
 
 app = typer.Typer(
     help="Tensor operators that find their kernels: what runs, and why.",
@@ -32,6 +33,14 @@ app = typer.Typer(
 DeviceOption = Annotated[
     str | None,
     typer.Option("--device", help="A torch device, or a board such as h200. Default: cuda if there is one, else cpu."),
+]
+PreferOption = Annotated[
+    list[str] | None,
+    typer.Option("--prefer", help="A backend or a kernel, such as acme or acme:row: taken first where several serve."),
+]
+ExcludeOption = Annotated[list[str] | None, typer.Option("--exclude", help="A backend or a kernel that is not taken.")]
+RequireOption = Annotated[
+    list[str] | None, typer.Option("--require", help="A backend or a kernel: nothing else is taken.")
 ]
 
 
@@ -63,6 +72,9 @@ def explain(
     facts: Annotated[list[str] | None, typer.Argument(help="Facts of the call: n=32 c=64 dtype=float16 …")] = None,
     interface: Annotated[str | None, typer.Option(help="The kernel interface, where the op has several.")] = None,
     device: DeviceOption = None,
+    prefer: PreferOption = None,
+    exclude: ExcludeOption = None,
+    require: RequireOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say which kernel a call would get, and why not another. Nothing runs; the device need not be there."""
@@ -70,15 +82,16 @@ def explain(
         cls = op_class(op)
         name = kernel_interface(cls, interface)
         call = call_on(device or _default_device(), cls.interfaces[name], facts or [])
-        selection = cls.selection(name, call)
-    except (UsageError, InputError) as error:
+        with selection(prefer=prefer, exclude=exclude, require=require):
+            answer = cls.selection(name, call)
+    except (UsageError, InputError, ScopeError) as error:
         _stop(str(error), 2)
     if as_json:
-        typer.echo(json.dumps(selection.as_json(), indent=2))
+        typer.echo(json.dumps(answer.as_json(), indent=2))
         return
     console = _console()
-    console.print(f"{selection.op}.{selection.interface}", style="bold")
-    show_selection(console, selection)
+    console.print(f"{answer.op}.{answer.interface}", style="bold")
+    show_selection(console, answer)
 
 
 @app.command()
@@ -96,6 +109,9 @@ def run(
     params: Annotated[list[str] | None, typer.Option("--param", help="A parameter of the op: name=value.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the results here.")] = None,
     device: DeviceOption = None,
+    prefer: PreferOption = None,
+    exclude: ExcludeOption = None,
+    require: RequireOption = None,
 ) -> None:
     """Run an op on tensors from files (.npy, .npz, .pt, .safetensors), and report which kernel ran."""
     console = _console()
@@ -106,7 +122,7 @@ def run(
         tensors = _tensors(made, files, device or _default_device())
         if out is not None:
             check_writable(out, 1)
-        with torch.no_grad():
+        with torch.no_grad(), selection(prefer=prefer, exclude=exclude, require=require):
             made.check(*tensors)
             result = run_op(made, tensors)
         console.print(f"[bold]{made}[/]", highlight=False)

@@ -103,7 +103,8 @@ def show_run(console: Console, run: Run) -> None:
 
 def show_selection(console: Console, selection: Selection) -> None:
     """Print a selection: every verdict in a table, then the winner or the error."""
-    console.print(Padding(f"call: {selection.call}", (0, 0, 0, 2)), highlight=False, markup=False)
+    for line in (f"call: {selection.call}", *(f"scope: {said}" for said in selection.scope)):
+        console.print(Padding(line, (0, 0, 0, 2)), highlight=False, markup=False)
     table = Table(box=None, padding=(0, 2, 0, 2), show_header=True, header_style="dim")
     for column in ("kernel", "verdict", "class", "shipped by"):
         table.add_column(column, overflow="fold")

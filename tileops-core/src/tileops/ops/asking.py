@@ -9,16 +9,21 @@ from tileops.call_spec import CallSpec
 from tileops.device import warn_user
 from tileops.errors import KernelFaultWarning
 from tileops.kernels.kernel_base import available
+from tileops.scopes import Scope
 from tileops.verdict import Answer, Verdict
 
 
-def verdict_of(implementation: Implementation, call: CallSpec) -> Verdict:
-    """What one implementation says to one call: availability first, then applicability."""
+def verdict_of(implementation: Implementation, call: CallSpec, scope: Scope) -> Verdict:
+    """What one implementation comes to for one call: availability first, then the scope, then applicability."""
+    owner, key = implementation.owner.name, implementation.key
     answer, reason = available(implementation.cls, call, implementation.owner)
+    if answer is Answer.SERVES:
+        answer, reason = scope.admits(owner, key)
     if answer is Answer.SERVES:
         reason = _refusal(implementation, call)
         answer = Answer.SERVES if reason is None else Answer.REFUSES
-    return Verdict(implementation.full_key, implementation.cls, implementation.owner, answer, reason)
+    favour = scope.favour(owner, key) if answer is Answer.SERVES else None
+    return Verdict(implementation.full_key, implementation.cls, implementation.owner, answer, reason, favour)
 
 
 def _refusal(implementation: Implementation, call: CallSpec) -> str | None:

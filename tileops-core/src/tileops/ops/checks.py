@@ -6,17 +6,14 @@ Nothing is computed and nothing is written before every check has passed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tileops.errors import InputError
-
-ALIGNMENT = 16
-"""Bytes: kernels load and store vectors of up to 16 bytes."""
-
+from tileops.torch_guards import ALIGNMENT
 
 FLOATING = frozenset(
     dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and dtype.is_floating_point
@@ -173,12 +170,9 @@ def dense(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else contiguous(tensor)
 
 
-def laid_out(*tensors: Tensor | None) -> tuple[Any, ...]:
-    """`contiguous` of every tensor given; the arguments as they are where nothing has to be copied."""
-    for tensor in tensors:
-        if tensor is not None and not (tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0):
-            return tuple(map(dense, tensors))
-    return tensors
+def laid_out(tensors: Sequence[Tensor | None], written: Container[int]) -> tuple[Any, ...]:
+    """`contiguous` of every tensor given; those at the positions `written` as they are."""
+    return tuple(tensor if at in written else dense(tensor) for at, tensor in enumerate(tensors))
 
 
 def aligned(tensor: Tensor) -> Tensor:

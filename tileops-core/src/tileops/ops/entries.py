@@ -21,6 +21,7 @@ from tileops.device import made_current
 from tileops.errors import BuildError
 from tileops.kernels.kernel_base import KernelInterface, kernels_of
 from tileops.ops.progress import showing_build
+from tileops.scopes import in_force
 from tileops.verdict import IN_TREE
 
 Key = tuple[type[KernelInterface[Any]], type[Any], Hashable]
@@ -125,6 +126,7 @@ def _run_factory(implementation: Implementation, call: CallSpec, factory: Callab
         stack.enter_context(showing_build(implementation.full_key))
         stack.enter_context(_quiet_compiler())
         stack.enter_context(made_current(call.device))
+        stack.enter_context(in_force(None))  # an entry is shared whatever the scope, so none may decide what is in it
         entry = factory()
     if not callable(entry):
         raise TypeError(f"the factory returned {entry!r}, which is neither a kernel nor an Entry")
@@ -156,7 +158,8 @@ def _way_out(implementation: Implementation) -> str:
         return "no other kernel is taken in its place; the cause above says what is missing on this machine"
     if owner == "local":
         return f"no other kernel is taken in its place; unregister_kernel_type(op, {implementation.key!r}) takes it out"
-    return f"no other kernel is taken in its place; TILEOPS_BACKENDS=-{owner} leaves that backend out"
+    left_out = f'tileops.selection(exclude="{owner}"), or TILEOPS_BACKENDS=-{owner}, leaves that backend out'
+    return f"no other kernel is taken in its place; {left_out}"
 
 
 def note_who_ran(error: BaseException) -> None:

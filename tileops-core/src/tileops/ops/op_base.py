@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, cast, overload
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch.compiler import is_dynamo_compiling
 
 from tileops.backend.loading import load
 from tileops.backend.precedence import beats, precedence
@@ -23,39 +24,45 @@ from tileops.device import Board, DeviceFacts, default_device_type, is_capturing
 from tileops.errors import CaptureError, DeclarationError, selection_error
 from tileops.kernels.kernel_base import Kernel, KernelInterface
 from tileops.ops.asking import verdict_of
-from tileops.ops.checks import check_strided
+from tileops.ops.checks import check_strided, laid_out
 from tileops.ops.entries import drop_entries, entry_of, note_who_ran
 from tileops.ops.implementations import check_kernel_types, implementations
+from tileops.ops.repeats import NO_REPEATS, Repeats, with_call
 from tileops.ops.requests import check_request, refuse_unkeyable
 from tileops.ops.signature import argument_names, arguments_in_order, asked_for, parameter_names
 from tileops.ops.target_kernels import build_target_kernel, run_target_kernel, specs_of
 from tileops.record import key_of
+from tileops.scopes import NO_SCOPE, Scope, active, in_effect, opening
 from tileops.torch_boundary import (
     TorchOp,
     call_through,
     declare,
     gradient_refusal,
-    needs_dispatcher,
     refuse_nested,
     written_positions,
 )
+from tileops.torch_guards import ALIGNMENT, Sizes, needs_dispatcher
 from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
 
 
-def select(op: str, interface: str, implementations: Sequence[Implementation], call: CallSpec) -> Selection:
+def select(
+    op: str, interface: str, implementations: Sequence[Implementation], call: CallSpec, scope: Scope = NO_SCOPE
+) -> Selection:
     """Select the implementation that serves `call`.
 
-    Drop the unavailable, drop those that refuse, take the one that nothing else is preferred over. Pure, and
-    independent of the order of `implementations`.
+    Drop the unavailable, drop what the scope leaves out, drop those that refuse; of what the scope prefers first,
+    take the one that nothing else is preferred over. Pure, and independent of the order of `implementations`.
     """
     ordered = sorted(implementations, key=_reading_order)
-    verdicts = tuple(verdict_of(implementation, call) for implementation in ordered)
-    serving = [implementation for implementation, verdict in zip(ordered, verdicts) if verdict.serves]
+    verdicts = tuple(verdict_of(implementation, call, scope) for implementation in ordered)
+    serving = scope.foremost([one for one, verdict in zip(ordered, verdicts) if verdict.serves])
     over = precedence(ordered)
     unbeaten = [one for one in serving if not any(beats(other, one, over) for other in serving)]
     contenders = tuple(implementation.full_key for implementation in unbeaten)
     key = contenders[0] if len(contenders) == 1 else None
-    return Selection(op, interface, call, verdicts, key, _failure(verdicts, contenders), contenders)
+    failure = _failure(verdicts, contenders)
+    said = tuple(map(str, scope.statements))
+    return Selection(op, interface, call, verdicts, key, failure, contenders, scope=said)
 
 
 def _reading_order(implementation: Implementation) -> tuple[bool, str]:
@@ -102,7 +109,12 @@ class Op:
     torch_ops: ClassVar[Mapping[str, TorchOp]] = MappingProxyType({"": TorchOp()})
     """The torch ops, by the suffix of their names; one, unless calls differ in what they write or return."""
 
+    any_layout: ClassVar[bool] = False
+    """Whether `forward` takes tensors of any layout. Else it gets contiguous ones that begin at a multiple of 16
+    bytes: a copy where a tensor is another, unless the op writes it."""
+
     _entries: ClassVar[dict[Any, Any]] = {}
+    _repeats: Repeats = NO_REPEATS
 
     def __init__(self, *, target: str | None = None) -> None:
         self.target = target
@@ -113,6 +125,8 @@ class Op:
         cls.interfaces = MappingProxyType(dict(cls.interfaces))
         cls.kernel_types = MappingProxyType(dict(cls.kernel_types))
         check_kernel_types(cls)
+        if {"forward", "check"} & vars(cls).keys() and "call_sizes" not in vars(cls):
+            cls.call_sizes = Op.call_sizes  # what a base says of its own calls
         cls._entries = {}
         _op_classes.append(cls)
         add_op(cls)
@@ -132,15 +146,39 @@ class Op:
         """The results without data: for an x without elements, and for tracers. Same signature as `forward`."""
         raise NotImplementedError(f"{type(self).__qualname__} has no empty_results")
 
+    def call_sizes(self, *args: Any, **kwargs: Any) -> Sizes | None:
+        """The sizes of each tensor on which a call depends, None in place of one that may vary.
+
+        It has the signature of `forward`. An op that says this says that `forward` returns what its kernel does for the arguments as they are, and
+        that all it reads of them is dtype, device, layout and these sizes. Its repeated calls cost the least.
+
+        Returns:
+            The sizes; None for an op that depends on more, and for a class with a `forward` or `check` of its own
+            that says nothing.
+        """
+        del args, kwargs
+        return None
+
     # ------------------------------------------------------------------------------------------------ calling
 
     def __call__(self, *tensors: Any, **named: Any) -> Any:
         """Check the arguments, find the kernel, run it. `forward` documents arguments and results."""
         if named or not tensors:
             tensors = arguments_in_order(type(self), tensors, named)
+        if not is_dynamo_compiling():
+            noted, scope = self._repeats, active()
+            if noted.entries is self._entries:
+                for noted_in, repeat in noted.known:
+                    if noted_in is scope:
+                        results = repeat(tensors)
+                        if results is not None:
+                            return results
         if needs_dispatcher(tensors):
             return call_through(self, tensors)
-        return self._run(*tensors)
+        results = self._run(*tensors)
+        if self._repeats.left or self._repeats.entries is not self._entries:
+            self._repeats = with_call(self._repeats, self, tensors)
+        return results
 
     def _run(self, *tensors: Any) -> Any:
         """The call itself, past the question whether torch must see it."""
@@ -155,10 +193,8 @@ class Op:
                     raise gradient_refusal(type(self).__name__)
         if tensors[0].numel() == 0:
             return self.empty_results(*tensors)
-        if self.target is not None:
-            return self._run_target(arguments_in_order(type(self), tensors, {}))
         try:
-            return self.forward(*tensors)
+            return self._serve(tensors)
         except Exception as error:
             failure = error
         # Layouts are asked about here: a sparse tensor fails wherever memory is asked for, and others cost nothing.
@@ -167,10 +203,31 @@ class Op:
         note_who_ran(failure)
         raise failure
 
+    def _serve(self, tensors: tuple[Any, ...]) -> Any:
+        """Lay the tensors out, and call the target that was named or the kernel that is selected."""
+        if not self.any_layout:
+            for tensor in tensors:
+                if tensor is not None and not (tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0):
+                    tensors = laid_out(tensors, written_positions(self))
+                    break
+        if self.target is not None:
+            return self._run_target(arguments_in_order(type(self), tensors, {}))
+        return self.forward(*tensors)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a parameter: what was noted of calls with the old ones is forgotten."""
+        super().__setattr__(name, value)
+        if name != "_repeats" and self._repeats is not NO_REPEATS:
+            self._repeats = NO_REPEATS
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: the parameters."""
+        return {name: value for name, value in vars(self).items() if name != "_repeats"}
+
     def kernel_for(self, interface: str, call: CallSpec) -> Callable[..., Any]:
         """The entry that serves `call` at the interface called `interface`.
 
-        A hit is one look-up by (interface, call): no implementation is consulted, no device property is read.
+        A hit is one look-up by (interface, call, scope in force): no implementation is consulted, no device property is read.
 
         Raises:
             OpNotAvailableError: No implementation runs on the call's device, or none of those serves it.
@@ -179,7 +236,7 @@ class Op:
             DeclarationError: The spec is of another type than the interface's, or cannot key a table.
         """
         try:
-            return self._entries[interface, call._table_key]
+            return self._entries[interface, call._table_key, active()]
         except (KeyError, AttributeError):
             pass  # resolved below, where an error has no context that its reader could not use
         except TypeError:
@@ -278,7 +335,7 @@ class Op:
         if is_capturing(call.device):
             raise CaptureError(
                 f"{cls.__name__}.{interface} needs a kernel that is not ready, while a CUDA graph is captured; before "
-                f"the capture, call the op once or write:\n  {self!r}.prepare({interface!r}, {as_code(call)})"
+                f"the capture, call the op once or write:\n  {opening()}{self!r}.prepare({interface!r}, {as_code(call)})"
             )
         load()
         entries = cls._entries  # of this generation: a registration from now on makes a new table
@@ -290,7 +347,7 @@ class Op:
         winner = next(one for one in candidates if one.full_key == selection.key)
         entry = entry_of(cls.__name__, cls.interfaces[interface], winner, plain)
         # A device without an index means the current one, which changes: only the spec that names it is kept.
-        _remember(entries, (interface, key_of(call if call.device == plain.device else plain)), entry)
+        _remember(entries, (interface, key_of(call if call.device == plain.device else plain), active()), entry)
         return entry
 
     def _run_target(self, tensors: tuple[Any, ...]) -> Any:
@@ -318,7 +375,7 @@ def clear() -> None:
 
 def _selected(cls: type[Op], interface: str, candidates: Sequence[Implementation], call: CallSpec) -> Selection:
     """`select`, and where nothing is selected what backends have to say about it."""
-    selection = select(cls.__name__, interface, candidates, call)
+    selection = select(cls.__name__, interface, candidates, call, in_effect(cls))
     if selection.key is not None:
         return selection
     return dataclasses.replace(selection, remarks=registry().remarks())

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, final
-
-import torch
-from torch import Tensor
+from typing import final
 
 from tileops.device import at_least
 from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.layer_norm.interface import LayerNorm, LayerNormCall
+from tileops.kernels.row_launch import LaunchesRows
 from tileops.kernels.row_plan import streamed_row_plan
 
 
 @final
-class StreamedRowLayerNorm(LayerNorm):
+class StreamedRowLayerNorm(LaunchesRows, LayerNorm):
     """Reads a row twice with one block, the second time backwards, through the cache; serves any row."""
 
     supported_archs = at_least(80)
@@ -42,18 +40,4 @@ class StreamedRowLayerNorm(LayerNorm):
         super().__init__(call)
         plan = streamed_row_plan(call.n, call.dtype)
         program = layer_norm_streamed_row(plan, call.dtype, call.eps, call.weight_dtype, call.bias_dtype)
-        self._n = call.n
-        self._launch: Callable[..., Any] = compile_program(program, call.arch)
-
-    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Launch the program on x as (rows, n)."""
-        if weight is not None and weight.dim() != 1:
-            weight = weight.view(-1)
-        if bias is not None and bias.dim() != 1:
-            bias = bias.view(-1)
-        y = torch.empty_like(x)
-        if x.dim() == 2 and x.shape[1] == self._n:
-            self._launch(x, weight, bias, y)
-        else:
-            self._launch(x.view(-1, self._n), weight, bias, y.view(-1, self._n))
-        return y
+        self._takes(call.n, call.dtype, call.device, compile_program(program, call.arch))

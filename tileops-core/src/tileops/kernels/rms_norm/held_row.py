@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, final
-
-import torch
-from torch import Tensor
+from typing import final
 
 from tileops.device import at_least
 from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.rms_norm.interface import RMSNorm, RMSNormCall
+from tileops.kernels.row_launch import LaunchesRows
 from tileops.kernels.row_plan import held_row_plan, longest_held_row
 
 
 @final
-class HeldRowRMSNorm(RMSNorm):
+class HeldRowRMSNorm(LaunchesRows, RMSNorm):
     """Reads a row once into the registers of 1 to 1024 threads; serves rows of up to 128 KiB."""
 
     supported_archs = at_least(80)
@@ -44,16 +42,4 @@ class HeldRowRMSNorm(RMSNorm):
         plan = held_row_plan(call.n, call.dtype)
         assert plan is not None, "refusal() refuses such rows"
         program = rms_norm_held_row(plan, call.dtype, call.eps, call.weight_dtype)
-        self._n = call.n
-        self._launch: Callable[..., Any] = compile_program(program, call.arch)
-
-    def forward(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        """Launch the program on x as (rows, n)."""
-        if weight is not None and weight.dim() != 1:
-            weight = weight.view(-1)
-        y = torch.empty_like(x)
-        if x.dim() == 2 and x.shape[1] == self._n:
-            self._launch(x, weight, y)
-        else:
-            self._launch(x.view(-1, self._n), weight, y.view(-1, self._n))
-        return y
+        self._takes(call.n, call.dtype, call.device, compile_program(program, call.arch))

@@ -65,6 +65,7 @@ class BatchNormFwdOp(Op):
         "elementwise": ElementwiseBatchNorm,
     }
     results = ("output", "save_mean", "save_invstd")
+    any_layout = True  # channels-last memory is served as it is
     torch_ops = {
         "train": TorchOp(where={"training": True}, writes=("running_mean", "running_var")),
         "infer": TorchOp(where={"training": False}, omits=("momentum",), writes=(), returns=("output",)),

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from tileops.kernels.layer_norm import HeldRowLayerNorm, LayerNorm, LayerNormCall, StreamedRowLayerNorm
-from tileops.ops.checks import check_beside, check_floating, check_number, fits, laid_out
-from tileops.ops.norm.shape import check_trailing, normalised
+from tileops.ops.checks import check_number
+from tileops.ops.norm.shape import NormalisesRows, normalised
 from tileops.ops.op_base import Op
 
 
-class LayerNormFwdOp(Op):
+class LayerNormFwdOp(NormalisesRows, Op):
     """Normalise the trailing axes of a tensor, then scale and shift.
 
     Args:
@@ -25,6 +24,7 @@ class LayerNormFwdOp(Op):
 
     interfaces = {"layer_norm": LayerNorm}
     kernel_types = {"held_row": HeldRowLayerNorm, "streamed_row": StreamedRowLayerNorm}
+    call_sizes = NormalisesRows.call_sizes
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, target: str | None = None) -> None:
         super().__init__(target=target)
@@ -55,19 +55,4 @@ class LayerNormFwdOp(Op):
         weight_dtype = None if weight is None else weight.dtype
         bias_dtype = None if bias is None else bias.dtype
         call = LayerNormCall(x.device, n, x.dtype, self.eps, weight_dtype, bias_dtype)
-        return self.kernel_for("layer_norm", call)(*laid_out(x, weight, bias))
-
-    def check(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> None:
-        """Refuse arguments that do not fit."""
-        shape = self.normalized_shape
-        if fits(x, shape, (weight, bias)) and x.shape[-len(shape) :] == shape:
-            return
-        check_floating("x", x)
-        check_trailing(x, self.normalized_shape)
-        check_beside("weight", weight, x, self.normalized_shape, of="the normalized_shape")
-        check_beside("bias", bias, x, self.normalized_shape, of="the normalized_shape")
-
-    def empty_results(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        """A new tensor without elements."""
-        del weight, bias
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
+        return self.kernel_for("layer_norm", call)(x, weight, bias)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from tileops.kernels.rms_norm import HeldRowRMSNorm, RMSNorm, RMSNormCall, StreamedRowRMSNorm
-from tileops.ops.checks import check_beside, check_floating, check_number, fits, laid_out
-from tileops.ops.norm.shape import check_trailing, normalised
+from tileops.ops.checks import check_number
+from tileops.ops.norm.shape import NormalisesRows, normalised
 from tileops.ops.op_base import Op
 
 
-class RMSNormFwdOp(Op):
+class RMSNormFwdOp(NormalisesRows, Op):
     """Divide the trailing axes of a tensor by their root mean square, then scale.
 
     Args:
@@ -26,6 +26,7 @@ class RMSNormFwdOp(Op):
 
     interfaces = {"rms_norm": RMSNorm}
     kernel_types = {"held_row": HeldRowRMSNorm, "streamed_row": StreamedRowRMSNorm}
+    call_sizes = NormalisesRows.call_sizes
 
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float | None = None, *, target: str | None = None
@@ -57,21 +58,7 @@ class RMSNormFwdOp(Op):
         n = math.prod(self.normalized_shape)
         eps = _default_eps(x.dtype) if self.eps is None else self.eps
         call = RMSNormCall(x.device, n, x.dtype, eps, None if weight is None else weight.dtype)
-        return self.kernel_for("rms_norm", call)(*laid_out(x, weight))
-
-    def check(self, x: Tensor, weight: Tensor | None = None) -> None:
-        """Refuse arguments that do not fit."""
-        shape = self.normalized_shape
-        if fits(x, shape, (weight,)) and x.shape[-len(shape) :] == shape:
-            return
-        check_floating("x", x)
-        check_trailing(x, self.normalized_shape)
-        check_beside("weight", weight, x, self.normalized_shape, of="the normalized_shape")
-
-    def empty_results(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """A new tensor without elements."""
-        del weight
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
+        return self.kernel_for("rms_norm", call)(x, weight)
 
 
 def _default_eps(dtype: torch.dtype) -> float:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from tileops.errors import InputError
-from tileops.ops.checks import shown_shape
+from tileops.ops.checks import check_beside, check_floating, fits, shown_shape
+from tileops.ops.signature import argument_names
+from tileops.torch_guards import Sizes
 
 
 def normalised(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -23,10 +25,37 @@ def normalised(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def check_trailing(x: Tensor, sizes: tuple[int, ...]) -> None:
-    """Refuse an x whose trailing axes are not those that are normalised."""
-    if tuple(x.shape[-len(sizes) :]) != sizes:
-        raise InputError(f"x has shape {shown_shape(x.shape)}; its trailing axes must be {shown_shape(sizes)}")
+class NormalisesRows:
+    """What the ops that normalise over trailing axes share. They take x, and parameters of the shape of those axes.
+
+    An op names it before `Op`.
+    """
+
+    normalized_shape: tuple[int, ...]
+
+    def check(self, x: Tensor, *beside: Tensor | None) -> None:
+        """Refuse arguments that do not fit."""
+        shape = self.normalized_shape
+        if fits(x, shape, beside):
+            if x.shape[-1:] == shape:
+                return
+            if len(shape) > 1 and x.shape[-len(shape) :] == shape:
+                return
+        check_floating("x", x)
+        if tuple(x.shape[-len(shape) :]) != shape:
+            raise InputError(f"x has shape {shown_shape(x.shape)}; its trailing axes must be {shown_shape(shape)}")
+        for name, value in zip(argument_names(type(self))[1:], beside):
+            check_beside(name, value, x, shape, of="the normalized_shape")
+
+    def call_sizes(self, x: Tensor, *beside: Tensor | None) -> Sizes:
+        """Rows may be any number: those of the normalised axes stay."""
+        shape = self.normalized_shape
+        return [(None,) * (x.dim() - len(shape)) + shape, *([shape] * len(beside))]
+
+    def empty_results(self, x: Tensor, *beside: Tensor | None) -> Tensor:
+        """A new tensor without elements."""
+        del beside
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def dtype_of(tensor: Tensor | None) -> torch.dtype | None:

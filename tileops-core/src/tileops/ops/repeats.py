@@ -1,0 +1,59 @@
+"""Calls like those that an op has served: they go to their entries at once.
+
+A model calls an op again and again with tensors that differ in their contents and in some sizes. Once such a call
+was checked and its entry found, a guard tells the next one like it, and nothing is checked or looked up again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from tileops.ops.entries import note_who_ran
+from tileops.ops.signature import asked_for
+from tileops.record import key_of
+from tileops.scopes import Scope, active
+from tileops.torch_guards import Guarded, guarded
+
+MOST: Final = 4
+"""Kinds of calls that an op notes: each is asked in turn. A guard that does not pass takes a tenth of an op call."""
+
+ATTEMPTS: Final = 16
+"""Calls that an op tries to note. Some can never be, such as those with strided tensors, and trying takes as long as
+a few calls."""
+
+
+class Repeats(NamedTuple):
+    """The kinds of calls that an op has noted.
+
+    Args:
+        entries: The look-up table of the op class that they were found in. Registrations make a new one, and none
+            of these is a repeat any more.
+        known: For each kind the scope that it was served in, and its entry behind a guard.
+        left: Calls that may still be noted.
+    """
+
+    entries: dict[Any, Any]
+    known: tuple[tuple[Scope | None, Guarded], ...] = ()
+    left: int = ATTEMPTS
+
+
+NO_REPEATS: Final = Repeats({})
+
+
+def with_call(repeats: Repeats, op: Any, tensors: tuple[Any, ...]) -> Repeats:
+    """What an op has noted, and this call, which it has just served by kernel selection."""
+    entries: dict[Any, Any] = op._entries
+    if repeats.entries is not entries:
+        repeats = Repeats(entries)
+    sizes = op.call_sizes(*tensors)
+    if sizes is None or len(repeats.known) == MOST:
+        return repeats._replace(left=0)
+    entry = _entry_of(op, entries, tensors)
+    call = None if entry is None else guarded(entry, len(op.argument_names), tensors, sizes, note_who_ran)
+    known = repeats.known if call is None else (*repeats.known, (active(), call))
+    return Repeats(entries, known, repeats.left - 1)
+
+
+def _entry_of(op: Any, entries: dict[Any, Any], tensors: tuple[Any, ...]) -> Any:
+    interface, call = asked_for(op, tensors)
+    return entries.get((interface, key_of(call), active()))
