@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 RUN := .venv/bin
 SOURCES := tileops-core tileops-backend-example tests tools conftest.py
-STAGES := format lint types imports wheels
+STAGES := format lint types imports wheels budgets
 
 .PHONY: demo test gpu check fix bench environment $(STAGES)
 
@@ -45,6 +45,9 @@ imports: environment
 
 wheels: environment
 	@$(RUN)/python tools/timed.py $@ $(RUN)/python tools/check_wheels.py
+
+budgets: environment
+	@$(RUN)/python tools/timed.py $@ $(RUN)/python tests/benchmarks/budgets.py --check
 
 fix: environment
 	@$(RUN)/ruff format $(SOURCES)

@@ -34,18 +34,18 @@ MEASURES: dict[str, Measure] = {
     "imports": cold_start.imports,
     "first-call": cold_start.first_call,
 }
-STYLES = {"met": "green", "noise": "yellow", "missed": "bold red", "skipped": "dim"}
+STYLES = {"met": "green", "noise": "yellow", "missed": "bold red", "regressed": "bold red", "skipped": "dim"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and say with `--check` whether a budget is missed by more than its noise."""
+    """Measure, print, and say with `--check` whether a budget is missed or has regressed by more than its noise."""
     options = _options(arguments)
     torch.set_num_threads(1)
     records = _measured(options.names or list(MEASURES))
     Console().print(table_of(records))
     if options.json is not None:
         options.json.write_text(json.dumps(report_of(records), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    missed = [record.budget.name for record in records if record.state == "missed"]
+    missed = [record.budget.name for record in records if record.state in ("missed", "regressed")]
     return 1 if options.check and missed else 0
 
 
@@ -53,7 +53,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to measure, of: {', '.join(MEASURES)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the records there")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a budget is missed by more than its noise")
+    parser.add_argument(
+        "--check", action="store_true", help="exit 1 where a budget is missed, or has regressed, by more than its noise"
+    )
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - set(MEASURES))
     if unknown:
@@ -75,7 +77,7 @@ def _measured(names: Sequence[str]) -> list[Record]:
 def table_of(records: Sequence[Record]) -> Table:
     """The records as a table."""
     table = Table(title="Budgets: ratios of things timed in one run", show_lines=True)
-    for heading in ("what", "measured", "budget", "noise", "spread", ""):
+    for heading in ("what", "measured", "budget", "usual", "noise", "spread", ""):
         table.add_column(heading, justify="left" if heading == "what" else "right", no_wrap=heading != "what")
     for record in records:
         budget = record.budget
@@ -83,6 +85,7 @@ def table_of(records: Sequence[Record]) -> Table:
             f"[bold]{budget.name}[/]  {budget.sentence}\n[dim]{record.detail}[/]",
             "–" if record.value is None else f"{shown(record.value)} {budget.unit}",
             f"≤ {shown(budget.most)}",
+            "–" if budget.usual is None else shown(budget.usual),
             f"{budget.noise:.0%}" if budget.noise else "none",
             f"{record.spread:.0%}" if record.spread else "–",
             f"[{STYLES[record.state]}]{record.state}[/]",

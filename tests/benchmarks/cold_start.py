@@ -22,20 +22,23 @@ IMPORT = Budget(
     "import",
     "Importing tileops, tileops.ops and tileops.backend where torch is imported, over importing torch",
     most=0.02,
-    noise=0.15,
+    noise=0.3,
+    usual=0.0135,
 )
 NO_COMPILER = Budget("no compiler", "Compilers that those imports import", most=0, unit="modules")
 SCAN = Budget(
     "scan",
     "Finding the backends among 100 installed distributions, over importlib.metadata.entry_points(group=…)",
     most=2.0,
-    noise=0.15,
+    noise=0.5,
+    usual=0.5,
 )
 FIRST_CALL = Budget(
     "first call",
     "The first call of a process that finds its kernel in TileLang's disk cache, over loading that kernel alone",
     most=3.0,
     noise=0.25,
+    usual=2.8,
 )
 
 PROCESSES = 6

@@ -29,14 +29,14 @@ def _ours(x: torch.Tensor, op: str, *affine: torch.Tensor) -> tuple[Any, tuple[t
 
 def tileops_layer_norm(x: torch.Tensor, weight: torch.nn.Parameter, bias: torch.nn.Parameter) -> Call:
     """An eager call of the op. TileOPs 0.1.0 has the same names."""
-    op, tensors = _ours(x, "layer_norm", weight, bias)
-    return functools.partial(op, *tensors)
+    op, _ = _ours(x, "layer_norm", weight, bias)
+    return lambda: op(x, weight, bias)
 
 
 def tileops_rms_norm(x: torch.Tensor, weight: torch.nn.Parameter, bias: torch.nn.Parameter) -> Call:
     """An eager call of the op."""
-    op, tensors = _ours(x, "rms_norm", weight)
-    return functools.partial(op, *tensors)
+    op, _ = _ours(x, "rms_norm", weight)
+    return lambda: op(x, weight)
 
 
 def floor_layer_norm(x: torch.Tensor, weight: torch.nn.Parameter, bias: torch.nn.Parameter) -> Call:
@@ -81,12 +81,14 @@ def _launching(
 
 def torch_layer_norm(x: torch.Tensor, weight: torch.nn.Parameter, bias: torch.nn.Parameter) -> Call:
     """Torch, eager."""
-    return functools.partial(F.layer_norm, x, (x.shape[-1],), weight, bias, EPS)
+    shape = (x.shape[-1],)
+    return lambda: F.layer_norm(x, shape, weight, bias, EPS)
 
 
 def torch_rms_norm(x: torch.Tensor, weight: torch.nn.Parameter, bias: torch.nn.Parameter) -> Call:
     """Torch, eager."""
-    return functools.partial(F.rms_norm, x, (x.shape[-1],), weight, EPS)
+    shape = (x.shape[-1],)
+    return lambda: F.rms_norm(x, shape, weight, EPS)
 
 
 def compile_layer_norm(x: torch.Tensor, weight: torch.nn.Parameter, bias: torch.nn.Parameter) -> Call:

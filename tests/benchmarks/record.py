@@ -17,9 +17,10 @@ class Budget:
         name: A short name.
         sentence: What is measured, and against what.
         most: The largest value that meets it.
-        noise: How far the value moves between runs on a machine that others use too, as a share of it: only what
-            lies beyond is a regression.
+        noise: How far the value moves between runs, and between the machines and Pythons that it was measured on,
+            as a share of it.
         unit: "×" of a ratio, else what is counted.
+        usual: The value when it was last looked at, on a quiet machine with 2 cores; None for the budget itself.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Budget:
     most: float
     noise: float = 0.0
     unit: str = "×"
+    usual: float | None = None
 
     def measured(self, value: float, *, spread: float = 0.0, detail: str = "") -> Record:
         """A record of one value."""
@@ -60,12 +62,17 @@ class Record:
 
     @property
     def state(self) -> str:
-        """`met`, `noise` (above the budget by no more than its noise), `missed`, or `skipped`."""
+        """`met`, `noise` (above the budget by no more than its noise), `missed`, `regressed`, or `skipped`.
+
+        Within the budget, what lies above the usual value by more than the noise has regressed.
+        """
         if self.value is None:
             return "skipped"
-        if self.value <= self.budget.most:
-            return "met"
-        return "noise" if self.value <= self.budget.most * (1 + self.budget.noise) else "missed"
+        beyond = 1 + self.budget.noise
+        if self.value > self.budget.most:
+            return "noise" if self.value <= self.budget.most * beyond else "missed"
+        usual = self.budget.most if self.budget.usual is None else self.budget.usual
+        return "met" if self.value <= usual * beyond else "regressed"
 
     def as_json(self) -> dict[str, object]:
         """The record as JSON holds it."""

@@ -85,7 +85,8 @@ def test_every_budget_has_a_sentence_of_its_own(budget: Budget) -> None:
     assert len(budget.sentence.split()) >= 4
     assert budget.sentence[0].isupper()
     assert not budget.sentence.endswith(".")
-    assert 0 <= budget.noise < 0.5
+    assert 0 <= budget.noise <= 0.5
+    assert budget.usual is None or budget.usual <= budget.most
     assert [other.name for other in BUDGETS].count(budget.name) == 1
 
 
@@ -103,11 +104,22 @@ def test_json_holds_what_the_table_shows(tmp_path: Path, monkeypatch: Any, capsy
     report = json.loads(file.read_text(encoding="utf-8"))
     assert set(report) == {"python", "torch", "machine", "budgets"}
     assert report["budgets"][0] == {
-        "name": "name", "sentence": "A sentence about two things", "most": 2.0, "noise": 0.1, "unit": "×",
+        "name": "name", "sentence": "A sentence about two things", "most": 2.0, "noise": 0.1, "unit": "×", "usual": None,
         "value": 1.5, "spread": 0.01, "state": "met", "detail": "a 3 ns, b 2 ns",
     }  # fmt: skip
     assert [row["state"] for row in report["budgets"]] == ["met", "skipped"]
     assert "no compiler" in capsys.readouterr().out
+
+
+def test_a_record_within_the_budget_has_regressed_beyond_the_noise_of_its_usual_value() -> None:
+    budget = Budget("name", "A sentence about two things", most=2.0, noise=0.1, usual=1.0)
+    assert [budget.measured(value).state for value in (0.9, 1.09, 1.2, 2.1, 2.3)] == [
+        "met",
+        "met",
+        "regressed",
+        "noise",
+        "missed",
+    ]
 
 
 @pytest.mark.parametrize(("value", "status"), [(2.1, 0), (2.3, 1)])

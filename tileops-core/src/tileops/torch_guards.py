@@ -90,7 +90,7 @@ def guarded(
         )
         questions = _questions({name: axes for name, _, axes in known}, any(one.requires_grad for _, one, _ in known))
         questions += [f"{name} is None" for name, tensor in given.items() if tensor is None]
-        made = {"alike": alike.check, "run": run, "on_error": on_error, **_NAMES}
+        made: dict[str, Any] = {"alike": alike.check, "run": run, "on_error": on_error, **_NAMES}
         exec(_source(list(given), questions, arity), made)  # noqa: S102 - only our own names enter the source
         return made["call"] if made["guard"](*tensors) else None
     except Exception:  # a torch whose guards are made in another way

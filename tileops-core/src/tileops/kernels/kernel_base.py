@@ -80,6 +80,15 @@ class Kernel(Generic[Call]):
         """Run. The interface states the contract."""
         raise NotImplementedError(f"{type(self).__qualname__} has no forward")
 
+    def repeated(self, *args: Any) -> Callable[..., Any]:
+        """What later calls like one with these arguments go to: the kernel, or a function with its contract.
+
+        Those calls have arguments of the same classes, dtypes, devices, ranks and memory orders, the same absent ones,
+        and the sizes that the op's `call_sizes` fixes: the function need not ask about them again.
+        """
+        del args
+        return self
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calling a kernel is calling its `forward`."""
         return self.forward(*args, **kwargs)

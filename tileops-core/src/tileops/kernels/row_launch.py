@@ -8,41 +8,55 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor
 
+Launch = Callable[..., Any]
+"""A compiled program: takes x, the affine tensors and y."""
+
 # Private names of torch. The first is what code that torch compiled allocates with: on an H200 it takes the host
-# 1.3 µs where `empty_like` takes 2.0, which is 6 to 9 % of a short call.
-_guards: Final = getattr(cast("Any", torch._C), "_dynamo", None)
-_empty_strided_cuda: Final[Any] = getattr(getattr(_guards, "guards", None), "_empty_strided_cuda", None)
+# 1.2 µs where `empty_like` takes 1.8.
+_guards: Final = getattr(getattr(cast("Any", torch._C), "_dynamo", None), "guards", None)
+_empty_strided_cuda: Final[Any] = getattr(_guards, "_empty_strided_cuda", None)
 _current_device: Final[Any] = getattr(torch._C, "_cuda_getDevice", None)
 
 
-class LaunchesRows:
-    """The `forward` of row kernels. A kernel names it before its interface, and calls `_takes` when it is built."""
-
-    _launch: Callable[..., Any]
-
-    def _takes(self, n: int, dtype: torch.dtype, device: torch.device, launch: Callable[..., Any]) -> None:
-        """Rows of `n` elements of `dtype` on `device`; `launch` takes x, the affine tensors and y."""
-        self._n = n
-        self._strides = (n, 1)
-        self._dtype = dtype
-        self._index = -1 if _empty_strided_cuda is None or _current_device is None else device.index
-        self._launch = launch
-
-    def forward(self, x: Tensor, *affine: Tensor | None) -> Tensor:
-        """Launch the program on x as (rows, n). A view takes the host a microsecond: most calls need none."""
-        weight, n = affine[0], self._n
-        if x.ndim != 2 or (x.shape[1] != n or affine[-1] is not None if weight is None else weight.ndim != 1):
-            return self._launch_views(x, affine)
-        if self._index == _current_device():
-            y = _empty_strided_cuda((x.shape[0], n), self._strides, self._dtype)
-        else:
-            y = torch.empty_like(x)
-        self._launch(x, *affine, y)
-        return y
-
-    def _launch_views(self, x: Tensor, affine: tuple[Tensor | None, ...]) -> Tensor:
-        """Likewise for tensors with other axes."""
-        y = torch.empty_like(x)
+def launch_rows(launch: Launch, n: int, x: Tensor, *affine: Tensor | None) -> Tensor:
+    """Launch on x as (rows, n), and return y with x's axes."""
+    y = torch.empty_like(x)
+    if _are_rows(n, x, affine):
+        launch(x, *affine, y)
+    else:
         flat = [None if tensor is None else tensor.view(-1) for tensor in affine]
-        self._launch(x.view(-1, self._n), *flat, y.view(-1, self._n))
-        return y
+        launch(x.view(-1, n), *flat, y.view(-1, n))
+    return y
+
+
+def row_launch(launch: Launch, n: int, x: Tensor, *affine: Tensor | None) -> Callable[..., Tensor] | None:
+    """`launch_rows` for tensors that differ from these in the number of rows alone, without what that asks.
+
+    Returns:
+        A function of x and the affine tensors; None where there is none for tensors like these.
+    """
+    if not _are_rows(n, x, affine) or x.device.type != "cuda" or None in (_empty_strided_cuda, _current_device):
+        return None
+    arguments = ", ".join(["x", *(f"affine_{at}" for at in range(len(affine)))])
+    y = "empty((x.shape[0], n), strides, dtype)"
+    if torch.cuda.device_count() > 1:  # it allocates on the current device
+        y += " if current_device() == index else empty_like(x)"
+    made: dict[str, Any] = {
+        "launch": launch,
+        "empty": _empty_strided_cuda,
+        "current_device": _current_device,
+        "empty_like": torch.empty_like,
+        "n": n,
+        "strides": (n, 1),
+        "dtype": x.dtype,
+        "index": x.device.index,
+        "__name__": __name__,
+    }
+    # Written out for each number of tensors: to pass them on as a tuple costs a hundredth of a short call.
+    exec(f"def run({arguments}):\n    y = {y}\n    launch({arguments}, y)\n    return y", made)  # noqa: S102
+    return made["run"]
+
+
+def _are_rows(n: int, x: Tensor, affine: tuple[Tensor | None, ...]) -> bool:
+    """Whether the program takes these tensors as they are. A view takes the host a microsecond."""
+    return x.ndim == 2 and x.shape[1] == n and all(tensor is None or tensor.ndim == 1 for tensor in affine)

@@ -166,9 +166,10 @@ class Op:
         if named or not tensors:
             tensors = arguments_in_order(type(self), tensors, named)
         if not is_dynamo_compiling():
-            noted, scope = self._repeats, active()
-            if noted.entries is self._entries:
-                for noted_in, repeat in noted.known:
+            entries, known, _ = self._repeats
+            if entries is self._entries:
+                scope = active()
+                for noted_in, repeat in known:
                     if noted_in is scope:
                         results = repeat(tensors)
                         if results is not None:

@@ -6,10 +6,11 @@ was checked and its entry found, a guard tells the next one like it, and nothing
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
+from tileops.kernels.kernel_base import Kernel
 from tileops.ops.entries import note_who_ran
-from tileops.ops.signature import asked_for
+from tileops.ops.signature import arguments_in_order, asked_for
 from tileops.record import key_of
 from tileops.scopes import Scope, active
 from tileops.torch_guards import Guarded, guarded
@@ -48,12 +49,16 @@ def with_call(repeats: Repeats, op: Any, tensors: tuple[Any, ...]) -> Repeats:
     sizes = op.call_sizes(*tensors)
     if sizes is None or len(repeats.known) == MOST:
         return repeats._replace(left=0)
-    entry = _entry_of(op, entries, tensors)
-    call = None if entry is None else guarded(entry, len(op.argument_names), tensors, sizes, note_who_ran)
+    run = _entry_of(op, entries, tensors)
+    call = None if run is None else guarded(run, len(op.argument_names), tensors, sizes, note_who_ran)
     known = repeats.known if call is None else (*repeats.known, (active(), call))
     return Repeats(entries, known, repeats.left - 1)
 
 
 def _entry_of(op: Any, entries: dict[Any, Any], tensors: tuple[Any, ...]) -> Any:
+    """What repeats of the call go to; None where its look-up is not stored."""
     interface, call = asked_for(op, tensors)
-    return entries.get((interface, key_of(call), active()))
+    entry = entries.get((interface, key_of(call), active()))
+    if not isinstance(entry, Kernel):
+        return entry
+    return cast("Kernel[Any]", entry).repeated(*arguments_in_order(op.__class__, tensors, {}))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import final
+from typing import Any, final
+
+from torch import Tensor
 
 from tileops.device import at_least
 from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.layer_norm.interface import LayerNorm, LayerNormCall
-from tileops.kernels.row_launch import LaunchesRows
+from tileops.kernels.row_launch import Launch, launch_rows, row_launch
 from tileops.kernels.row_plan import held_row_plan, longest_held_row
 
 
 @final
-class HeldRowLayerNorm(LaunchesRows, LayerNorm):
+class HeldRowLayerNorm(LayerNorm):
     """Reads a row once into the registers of 1 to 1024 threads; serves rows of up to 128 KiB."""
 
     supported_archs = at_least(80)
@@ -42,4 +44,13 @@ class HeldRowLayerNorm(LaunchesRows, LayerNorm):
         plan = held_row_plan(call.n, call.dtype)
         assert plan is not None, "refusal() refuses such rows"
         program = layer_norm_held_row(plan, call.dtype, call.eps, call.weight_dtype, call.bias_dtype)
-        self._takes(call.n, call.dtype, call.device, compile_program(program, call.arch))
+        self._n = call.n
+        self._launch: Launch = compile_program(program, call.arch)
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Launch the program on x as (rows, n)."""
+        return launch_rows(self._launch, self._n, x, weight, bias)
+
+    def repeated(self, *args: Any) -> Callable[..., Any]:
+        """The launch alone."""
+        return row_launch(self._launch, self._n, *args) or self

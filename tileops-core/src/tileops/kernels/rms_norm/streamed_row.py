@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import final
+from typing import Any, final
+
+from torch import Tensor
 
 from tileops.device import at_least
 from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.rms_norm.interface import RMSNorm, RMSNormCall
-from tileops.kernels.row_launch import LaunchesRows
+from tileops.kernels.row_launch import Launch, launch_rows, row_launch
 from tileops.kernels.row_plan import streamed_row_plan
 
 
 @final
-class StreamedRowRMSNorm(LaunchesRows, RMSNorm):
+class StreamedRowRMSNorm(RMSNorm):
     """Reads a row twice with one block, the second time backwards, through the cache; serves any row."""
 
     supported_archs = at_least(80)
@@ -38,4 +40,13 @@ class StreamedRowRMSNorm(LaunchesRows, RMSNorm):
         super().__init__(call)
         plan = streamed_row_plan(call.n, call.dtype)
         program = rms_norm_streamed_row(plan, call.dtype, call.eps, call.weight_dtype)
-        self._takes(call.n, call.dtype, call.device, compile_program(program, call.arch))
+        self._n = call.n
+        self._launch: Launch = compile_program(program, call.arch)
+
+    def forward(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Launch the program on x as (rows, n)."""
+        return launch_rows(self._launch, self._n, x, weight)
+
+    def repeated(self, *args: Any) -> Callable[..., Any]:
+        """The launch alone."""
+        return row_launch(self._launch, self._n, *args) or self
