@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from tileops import InputError, functional
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
 
 pytestmark = pytest.mark.usefixtures("backends")
 
@@ -137,3 +138,8 @@ def test_a_compiled_function_is_one_node_of_its_graph() -> None:
     (graph,) = graphs
     nodes = [str(node.target) for node in graph.nodes if "tileops" in str(node.target)]
     assert nodes == ["tileops.layer_norm.default", "tileops.rms_norm.default", "tileops.batch_norm_train.default"]
+
+
+def test_a_traced_function_takes_symbolic_sizes() -> None:
+    traced = make_fx(lambda x: functional.layer_norm(x, x.shape[-1:]), tracing_mode="symbolic")(drawn(3, 8))
+    torch.testing.assert_close(traced(drawn(5, 6)), functional.layer_norm(drawn(5, 6), (6,)))

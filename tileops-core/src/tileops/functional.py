@@ -63,7 +63,12 @@ def _sizes(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
 
 def _op(cls: Any, *parameters: Any) -> Any:
     """The op of these parameters. While dynamo traces it is made anew, which costs the compiled code nothing."""
-    return cls(*parameters) if is_dynamo_compiling() else _made(cls, *parameters)
+    if is_dynamo_compiling():
+        return cls(*parameters)
+    try:
+        return _made(cls, *parameters)
+    except TypeError:  # the symbolic sizes of a trace have no hash; the op refuses whatever else has none
+        return cls(*parameters)
 
 
 @functools.lru_cache(maxsize=MOST_OPS)
