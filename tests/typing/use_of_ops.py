@@ -93,3 +93,10 @@ op = LayerNormFwdOp((4,), eps=1e-6)
 assert_type(op.normalized_shape, tuple[int, ...])
 assert_type(op.explain(torch.ones(2, 4), on="h200"), tileops.Selection)
 assert_type(op.key_for("layer_norm", LayerNormCall(torch.device("cpu"), 4, torch.float32)), str)
+
+# ------------------------------------------------------------------------------------------------ front doors
+
+assert_type(tileops.functional.layer_norm(torch.ones(2, 4), (4,)), Tensor)
+assert_type(tileops.functional.rms_norm(torch.ones(2, 4), [4], eps=None), Tensor)
+assert_type(tileops.nn.BatchNorm2d(4, momentum=None).forward(torch.ones(2, 4, 3, 3)), Tensor)
+assert_type(tileops.nn.replace(torch.nn.Linear(4, 4)).left, tuple[tileops.nn.ModuleReport, ...])

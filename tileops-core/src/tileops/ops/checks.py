@@ -96,11 +96,13 @@ def check_beside(name: str, value: Tensor | None, x: Tensor, shape: Sequence[int
 
 def check_number(name: str, value: object, *, least: float, most: float = math.inf) -> None:
     """Refuse a parameter that is no number or out of its range."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or math.isnan(value):
-        raise InputError(f"{name} is {value!r}; it must be a number")
-    if not least <= value <= most:
-        upper = "" if most == math.inf else f" and at most {most:g}"
-        raise InputError(f"{name} is {value!r}; it must be at least {least:g}{upper}")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if least <= value <= most:
+            return  # one that dynamo traces symbolically gets no further: it cannot be asked whether it is NaN
+        if not math.isnan(value):
+            upper = "" if most == math.inf else f" and at most {most:g}"
+            raise InputError(f"{name} is {value!r}; it must be at least {least:g}{upper}")
+    raise InputError(f"{name} is {value!r}; it must be a number")
 
 
 def check_written(name: str, value: Tensor | None, others: Sequence[tuple[str, Tensor | None]]) -> None:
