@@ -55,7 +55,7 @@ def test_four_batch_norms_on_an_h200_have_four_winners(winner: str, facts: str) 
 def test_json_gives_the_same_with_the_documented_fields() -> None:
     done = run(*TRAIN, *FOUR_CALLS["split_column"].split(), "dtype=float16", "--json")
     answer = json.loads(done.stdout)
-    assert set(answer) == {"op", "interface", "call", "scope", "key", "verdicts", "error"}
+    assert set(answer) == {"op", "interface", "call", "scope", "key", "target", "verdicts", "error", "remarks"}
     assert (answer["op"], answer["interface"], answer["key"], answer["error"]) == (
         "BatchNormFwdOp", "batch_norm_fwd_train", "split_column", None,
     )  # fmt: skip

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from tileops import BatchNormFwdOp, CaptureError, LayerNormFwdOp, OpNotAvailableError, RMSNormFwdOp
+from tileops import (
+    BatchNormBwdOp,
+    BatchNormFwdOp,
+    CaptureError,
+    LayerNormBwdOp,
+    LayerNormFwdOp,
+    OpNotAvailableError,
+    RMSNormBwdOp,
+    RMSNormFwdOp,
+)
 from tileops.kernels.kernel_base import Kernel, KernelInterface, available, kernels_of
 from tileops.ops import entries
 from tileops.verdict import IN_TREE, Answer, Owner
@@ -29,7 +38,7 @@ COMPILERS = 8
 
 IMPLEMENTATIONS = [
     pytest.param(interface, kernel, id=f"{name}-{key}")
-    for op in (LayerNormFwdOp, RMSNormFwdOp, BatchNormFwdOp)
+    for op in (LayerNormFwdOp, RMSNormFwdOp, BatchNormFwdOp, LayerNormBwdOp, RMSNormBwdOp, BatchNormBwdOp)
     for name, interface in op.interfaces.items()
     for key, kernel in op.kernel_types.items()
     if issubclass(kernel, interface)

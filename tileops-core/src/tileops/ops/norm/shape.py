@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 
 from tileops.errors import InputError
-from tileops.ops.checks import check_beside, check_floating, fits, shown_shape
+from tileops.ops.checks import check_beside, check_floating, check_tensor, fits, shown_dtype, shown_shape
 from tileops.ops.signature import argument_names
 from tileops.torch_guards import Sizes
+
+_SIZES: Final = (int, torch.SymInt)
+"""The types of a size; symbolic in a trace whose sizes may change."""
 
 
 def normalised(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     """`normalized_shape` as a tuple; refuses what is no shape."""
     given = cast("Any", normalized_shape)
     sizes: tuple[Any, ...] = tuple(cast("Iterable[Any]", given)) if isinstance(given, Iterable) else (given,)
-    if not sizes or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sizes):
+    if not sizes or not all(isinstance(n, _SIZES) and not isinstance(n, bool) and n >= 0 for n in sizes):
         raise InputError(
             f"normalized_shape is {normalized_shape!r}; it must be one or more sizes of trailing axes, such as (4096,)"
         )
@@ -44,7 +47,8 @@ class NormalisesRows:
         check_floating("x", x)
         if tuple(x.shape[-len(shape) :]) != shape:
             raise InputError(f"x has shape {shown_shape(x.shape)}; its trailing axes must be {shown_shape(shape)}")
-        for name, value in zip(argument_names(type(self))[1:], beside):
+        names = argument_names(type(self))
+        for name, value in zip(names[names.index("x") + 1 :], beside):
             check_beside(name, value, x, shape, of="the normalized_shape")
 
     def call_sizes(self, x: Tensor, *beside: Tensor | None) -> Sizes:
@@ -58,6 +62,65 @@ class NormalisesRows:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+class GradientsOfRows:
+    """What the backward ops of those share. They take the gradient, x and the weight.
+
+    An op names it before `BackwardOp`.
+    """
+
+    normalized_shape: tuple[int, ...]
+
+    def check(self, grad: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
+        """Refuse arguments that do not fit."""
+        check_tensor("x", x)
+        check_gradient(grad, x)
+        NormalisesRows.check(cast("Any", self), x, weight)
+
+    def call_sizes(self, grad: Tensor, x: Tensor, weight: Tensor | None = None) -> Sizes | None:
+        """Those of the forward; None where gradients are viewed in a shape of several axes."""
+        sizes = NormalisesRows.call_sizes(cast("Any", self), x, weight)
+        return [sizes[0], *sizes] if len(self.normalized_shape) == 1 else None
+
+
 def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
     """The dtype of an optional argument, as call specs hold it."""
     return None if tensor is None else tensor.dtype
+
+
+def machine_eps(dtype: torch.dtype) -> float:
+    """What torch takes for `eps=None`: the machine epsilon of the dtype that it accumulates in."""
+    return torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps
+
+
+def channels_last(x: Tensor) -> bool:
+    """Whether memory runs `(N, *spatial, C)`; False where that is the plain order too."""
+    return not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+
+
+def like_channels_last(x: Tensor) -> Tensor:
+    """x with memory in the order `(N, *spatial, C)`; x itself where it is so already."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def empty_in_order(x: Tensor) -> Tensor:
+    """A tensor like x and in its memory order, where that is one of the two that batch norm keeps."""
+    kept = x.is_contiguous() or channels_last(x)
+    return torch.empty_like(x, memory_format=torch.preserve_format if kept else torch.contiguous_format)
+
+
+def check_gradient(grad: Tensor, x: Tensor) -> None:
+    """Refuse a gradient that does not fit x."""
+    check_tensor("grad", grad)
+    if grad.shape == x.shape and grad.dtype is x.dtype and grad.device == x.device:
+        return
+    if tuple(grad.shape) != tuple(x.shape):
+        raise InputError(f"grad has shape {shown_shape(grad.shape)}; it must have {shown_shape(x.shape)}, that of x")
+    if grad.device != x.device:
+        raise InputError(f"grad is on {grad.device} and x on {x.device}; put both on one device")
+    if grad.dtype is not x.dtype:
+        raise InputError(f"grad is {shown_dtype(grad.dtype)}; it must be {shown_dtype(x.dtype)}, the dtype of x")
+
+
+def viewed(gradient: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+    """The gradient of an affine tensor in that tensor's shape; kernels return it flat."""
+    return gradient if gradient is None or len(shape) == 1 else gradient.view(shape)
