@@ -45,11 +45,11 @@ NO_REPEATS: Final = Repeats({})
 
 
 def with_call(repeats: Repeats, op: Any, tensors: tuple[Any, ...]) -> Repeats:
-    """What an op has noted, and this call, which it has just served by kernel selection."""
+    """What an op has noted, and this call, which it has just served."""
     entries: dict[Any, Any] = op._entries
     if repeats.entries is not entries:
         repeats = Repeats(entries)
-    sizes = op.call_sizes(*tensors)
+    sizes = None if op._is_offered() else op.call_sizes(*tensors)  # a target looks at every size
     if sizes is None or len(repeats.known) == MOST:
         return repeats._replace(left=0)
     recorded = is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
