@@ -9,6 +9,8 @@ from tileops.backend import note
 
 from tileops_backend_example.tilelang_row import TileLangRowLayerNorm, toolchain_missing
 from tileops_backend_example.torch_batch_norm import TorchBatchNormInfer, TorchBatchNormTrain
+from tileops_backend_example.torch_fused_add_layer_norm import TorchFusedAddLayerNorm
+from tileops_backend_example.torch_fused_add_rms_norm import TorchFusedAddRMSNorm
 from tileops_backend_example.torch_layer_norm import TorchLayerNorm
 from tileops_backend_example.torch_rms_norm import TorchRMSNorm
 
@@ -17,6 +19,8 @@ def buildable() -> Iterator[tuple[str, str, type[Any]]]:
     """Every kernel that can be built here; what is left out, and why, is noted in the backend's record."""
     yield "LayerNormFwdOp", "torch", TorchLayerNorm
     yield "RMSNormFwdOp", "torch", TorchRMSNorm
+    yield "FusedAddLayerNormFwdOp", "torch", TorchFusedAddLayerNorm
+    yield "FusedAddRMSNormFwdOp", "torch", TorchFusedAddRMSNorm
     yield "BatchNormFwdOp", "torch_train", TorchBatchNormTrain
     yield "BatchNormFwdOp", "torch_infer", TorchBatchNormInfer
     if missing := toolchain_missing():

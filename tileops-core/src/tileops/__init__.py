@@ -32,7 +32,13 @@ if TYPE_CHECKING:
         UnknownTargetError,
     )
     from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
-    from tileops.ops import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+    from tileops.ops import (
+        BatchNormFwdOp,
+        FusedAddLayerNormFwdOp,
+        FusedAddRMSNormFwdOp,
+        LayerNormFwdOp,
+        RMSNormFwdOp,
+    )
     from tileops.ops.op_base import Op, clear
     from tileops.scopes import checkpoint_contexts, selection, set_default_selection
     from tileops.torch_schema import TorchOp
@@ -50,6 +56,8 @@ _HOME: Final = {
     "DeclarationError": "errors",
     "DeviceFacts": "device",
     "Entry": "kernels.kernel_base",
+    "FusedAddLayerNormFwdOp": "ops",
+    "FusedAddRMSNormFwdOp": "ops",
     "InputError": "errors",
     "Kernel": "kernels.kernel_base",
     "KernelFaultWarning": "errors",
@@ -88,6 +96,8 @@ __all__ = [
     "DeclarationError",
     "DeviceFacts",
     "Entry",
+    "FusedAddLayerNormFwdOp",
+    "FusedAddRMSNormFwdOp",
     "InputError",
     "Kernel",
     "KernelFaultWarning",

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 IN_TREE_OPS: Final[dict[str, str]] = {
     "BatchNormFwdOp": "tileops.ops.norm.batch_norm",
+    "FusedAddLayerNormFwdOp": "tileops.ops.norm.fused_add_layer_norm",
+    "FusedAddRMSNormFwdOp": "tileops.ops.norm.fused_add_rms_norm",
     "LayerNormFwdOp": "tileops.ops.norm.layer_norm",
     "RMSNormFwdOp": "tileops.ops.norm.rms_norm",
 }

@@ -22,7 +22,7 @@ HELD_BY_FEW: Final = 24
 """The same for up to 128 threads: beyond it a 16-bit row spills, so more threads take it."""
 
 MOST_LOADED_EARLY: Final = 64
-"""Registers of row, weight and bias together with which 128 threads still run four blocks an SM."""
+"""Registers of row, residual, weight and bias together with which 128 threads still run four blocks an SM."""
 
 MOST_IN_FLIGHT: Final = 16
 """Registers that a thread fills at a time where it streams: 1024 threads have 64 KiB of loads in flight."""

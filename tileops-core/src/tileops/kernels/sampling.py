@@ -31,3 +31,8 @@ def affine(
 ) -> Tensor | None:
     """A weight (around 1) or a bias (around 0) of `size` elements, or None."""
     return None if dtype is None else normal((size,), dtype, device, generator) * 0.25 + around
+
+
+def in_dtype(choice: object, dtype: torch.dtype) -> torch.dtype | None:
+    """The dtype that a sample names: x's where it says "x", a given one, or none."""
+    return dtype if choice == "x" else choice if isinstance(choice, torch.dtype) else None

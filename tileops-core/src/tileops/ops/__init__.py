@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 from tileops.catalogue import IN_TREE_OPS
 
 if TYPE_CHECKING:
-    from tileops.norm import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+    from tileops.norm import (
+        BatchNormFwdOp,
+        FusedAddLayerNormFwdOp,
+        FusedAddRMSNormFwdOp,
+        LayerNormFwdOp,
+        RMSNormFwdOp,
+    )
     from tileops.ops.op_base import Op
 
-__all__ = ["BatchNormFwdOp", "LayerNormFwdOp", "Op", "RMSNormFwdOp"]
+__all__ = ["BatchNormFwdOp", "FusedAddLayerNormFwdOp", "FusedAddRMSNormFwdOp", "LayerNormFwdOp", "Op", "RMSNormFwdOp"]
 
 
 def __getattr__(name: str) -> object:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tileops.errors import InputError
-from tileops.ops.checks import check_beside, check_floating, fits, shown_shape
+from tileops.ops.checks import check_beside, check_floating, check_like, check_tensor, fits, shown_shape
 from tileops.ops.signature import argument_names
 from tileops.torch_guards import Sizes
 
@@ -56,6 +56,41 @@ class NormalisesRows:
         """A new tensor without elements."""
         del beside
         return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+class AddsResidual:
+    """What the ops share that add a residual and normalise the sum over the last axis.
+
+    They take x, a residual of its shape, and parameters of the size of that axis. An op names it before `Op`.
+    """
+
+    def check(self, x: Tensor, residual: Tensor, *beside: Tensor | None) -> None:
+        """Refuse arguments that do not fit."""
+        check_tensor("x", x)
+        check_tensor("residual", residual)
+        shape = x.shape
+        alike = residual.shape == shape and residual.dtype is x.dtype and residual.device == x.device
+        if alike and shape and fits(x, shape[-1:], beside):
+            return
+        check_floating("x", x)
+        if not shape:
+            raise InputError("x has shape (); it must have an axis, the last of which is normalised over")
+        check_like("residual", residual, x)
+        for name, value in zip(argument_names(type(self))[2:], beside):
+            check_beside(name, value, x, shape[-1:], of="the size of x's last axis")
+
+    def call_sizes(self, x: Tensor, residual: Tensor, *beside: Tensor | None) -> Sizes:
+        """Rows may be any number, the same for x and the residual: the last axis stays."""
+        del residual
+        n = x.shape[-1:]
+        rows = (*[f"axis {at}" for at in range(x.dim() - 1)], *n)
+        return [rows, rows, *([n] * len(beside))]
+
+    def empty_results(self, x: Tensor, residual: Tensor, *beside: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Two new tensors without elements."""
+        del residual, beside
+        y, summed = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+        return y, summed
 
 
 def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
