@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from tileops import (
     BatchNormFwdOp,
+    FusedAddLayerNormFwdOp,
+    FusedAddRMSNormFwdOp,
     InputError,
     LayerNormFwdOp,
     OpNotAvailableError,
@@ -427,19 +429,26 @@ batch_norm_infer(Tensor x, Tensor? running_mean, Tensor? running_var, Tensor? we
 target=None) -> Tensor
 batch_norm_train(Tensor x, Tensor(b!)? running_mean, Tensor(c!)? running_var, Tensor? weight, Tensor? bias, float \
 momentum, float eps, str? target=None) -> (Tensor, Tensor, Tensor)
+fused_add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, str? target=None) -> \
+(Tensor, Tensor)
+fused_add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, str? target=None) -> (Tensor, Tensor)
 layer_norm(Tensor x, Tensor? weight, Tensor? bias, SymInt[] normalized_shape, float eps, str? target=None) -> Tensor
 rms_norm(Tensor x, Tensor? weight, SymInt[] normalized_shape, float? eps, str? target=None) -> Tensor
 """
 
 
 def test_the_names_and_schemas_of_our_torch_ops_stay_for_ever() -> None:
-    names = sorted(route.name for cls in (BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp) for route in cls._routes)
+    classes = (BatchNormFwdOp, FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp, LayerNormFwdOp, RMSNormFwdOp)
+    names = sorted(route.name for cls in classes for route in cls._routes)
     schemas = [str(getattr(torch.ops.tileops, name).default._schema) for name in names]
     assert [schema.removeprefix("tileops::") for schema in schemas] == SCHEMAS.splitlines()
 
 
 X, W, B = tensors()
 CHECKED: list[tuple[str, tuple[Any, ...]]] = [
+    ("fused_add_layer_norm", (X, X.flip(0), W, B, 1e-6)),
+    ("fused_add_layer_norm", (X.t().contiguous().t(), X, None, B, 1e-6)),
+    ("fused_add_rms_norm", (X.bfloat16(), X.bfloat16(), W, 1e-6)),
     ("layer_norm", (X, W, B, [64], 1e-5)),
     ("layer_norm", (X.bfloat16(), None, None, [64], 1e-5)),
     ("layer_norm", (X.t().contiguous().t(), W, None, [8, 64], 1e-5)),
@@ -534,6 +543,7 @@ def test_this_torch_has_the_private_names_outside_its_c_module() -> None:
     [
         ("tileops.ops.norm.layer_norm", "LayerNormFwdOp", "layer_norm"),
         ("tileops.ops.norm.rms_norm", "RMSNormFwdOp", "rms_norm"),
+        ("tileops.ops.norm.fused_add_rms_norm", "FusedAddRMSNormFwdOp", "fused_add_rms_norm"),
         ("tileops.ops.norm.batch_norm", "BatchNormFwdOp", "batch_norm"),
         ("acme.ops.rows", "RowFwdOp", "acme__RowFwdOp"),
         ("acme", "Outer.RowOp", "acme__Outer_RowOp"),

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from tileops import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+from tileops import BatchNormFwdOp, FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
 from tileops.device import KNOWN_BOARDS
 from tileops.ops.implementations import in_tree_implementations
 from tileops.ops.op_base import Op, select
 from tileops.testing import ConformanceTests, Limits
 from tileops.verdict import IN_TREE, Selection
 
-OPS = (BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp)
+OPS = (BatchNormFwdOp, FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp, LayerNormFwdOp, RMSNormFwdOp)
 CUDA = torch.device("cuda", 0)
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "load_row_at",
     "merge_moments",
     "merge_moments_of_warps",
+    "store_row",
     "store_row_at",
     "take_origin",
     "tilelang_dtype",
@@ -161,6 +162,14 @@ def load_row(held, x, residual, row, plan: RowPlan, lane):
     for step in plan.steps:
         if plan.holds(step, lane):
             load_row_at(held, step * plan.vector, x, residual, row, plan.column(step, lane), plan.vector)
+
+
+@T.macro
+def store_row(y, row, held, plan: RowPlan, lane):
+    """Store `lane`'s part of row `row` of y, which is `held` (local, plan.elements) in y's dtype."""
+    for step in plan.steps:
+        if plan.holds(step, lane):
+            store_row_at(y, row, plan.column(step, lane), held, step * plan.vector, plan.vector)
 
 
 @T.macro

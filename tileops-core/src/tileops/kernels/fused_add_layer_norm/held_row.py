@@ -11,21 +11,21 @@ from tileops.device import at_least
 from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.fused_add_layer_norm.interface import FusedAddLayerNorm, FusedAddLayerNormCall
 from tileops.kernels.row_launch import Launch, launch_rows, row_launch
-from tileops.kernels.row_plan import held_row_plan, longest_held_row
+from tileops.kernels.row_plan import MOST_THREADS_OF_SUMS, held_row_plan, longest_held_row
 
 
 @final
 class HeldRowFusedAddLayerNorm(FusedAddLayerNorm):
-    """Adds two rows into the registers of 1 to 1024 threads; serves rows of up to 128 KiB."""
+    """Adds two rows into the registers of 1 to 512 threads; serves rows of up to 64 KiB."""
 
     supported_archs = at_least(80)
 
     @classmethod
     def refusal(cls, call: FusedAddLayerNormCall) -> str | None:
-        """Rows of a served dtype that 1024 threads can hold, 32 registers each."""
+        """Rows of a served dtype that 512 threads can hold, 32 registers each."""
         unserved = refusal_of_dtypes(call.dtype, weight=call.weight_dtype, bias=call.bias_dtype)
-        if unserved is None and held_row_plan(call.n, call.dtype) is None:
-            most = longest_held_row(call.n, call.dtype)
+        if unserved is None and held_row_plan(call.n, call.dtype, MOST_THREADS_OF_SUMS) is None:
+            most = longest_held_row(call.n, call.dtype, MOST_THREADS_OF_SUMS)
             return f"row of {call.n} elements; serves up to {most} of {call.dtype} at its alignment"
         return unserved
 
@@ -41,9 +41,11 @@ class HeldRowFusedAddLayerNorm(FusedAddLayerNorm):
         from tileops.kernels.shared_program import compile_program
 
         super().__init__(call)
-        plan = held_row_plan(call.n, call.dtype)
+        plan = held_row_plan(call.n, call.dtype, MOST_THREADS_OF_SUMS)
         assert plan is not None, "refusal() refuses such rows"
-        program = layer_norm_held_row(plan, call.dtype, call.eps, call.weight_dtype, call.bias_dtype, adds_residual=True)
+        program = layer_norm_held_row(
+            plan, call.dtype, call.eps, call.weight_dtype, call.bias_dtype, adds_residual=True
+        )
         self._n = call.n
         self._launch: Launch = compile_program(program, call.arch)
 

@@ -74,7 +74,9 @@ class FusedAddLayerNorm(KernelInterface[FusedAddLayerNormCall]):
         dtypes = (torch.float16, torch.bfloat16, torch.float32)
         mixed = itertools.cycle([(torch.float32,) * 2, ("x", "x"), (None, None), (torch.float32, None), (None, "x")])
         return tuple(
-            FusedAddLayerNormCall(device, n, dtype, weight_dtype=in_dtype(weight, dtype), bias_dtype=in_dtype(bias, dtype))
+            FusedAddLayerNormCall(
+                device, n, dtype, weight_dtype=in_dtype(weight, dtype), bias_dtype=in_dtype(bias, dtype)
+            )
             for (n, dtype), (weight, bias) in zip(itertools.product(lengths, dtypes), mixed)
         )
 

@@ -41,7 +41,9 @@ class StreamedRowFusedAddLayerNorm(FusedAddLayerNorm):
 
         super().__init__(call)
         plan = streamed_row_plan(call.n, call.dtype)
-        program = layer_norm_streamed_row(plan, call.dtype, call.eps, call.weight_dtype, call.bias_dtype, adds_residual=True)
+        program = layer_norm_streamed_row(
+            plan, call.dtype, call.eps, call.weight_dtype, call.bias_dtype, adds_residual=True
+        )
         self._n = call.n
         self._launch: Launch = compile_program(program, call.arch)
 

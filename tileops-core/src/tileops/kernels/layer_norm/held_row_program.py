@@ -16,6 +16,7 @@ from tileops.kernels.shared_program import (
     load_columns_at,
     load_row,
     merge_moments_of_warps,
+    store_row,
     store_row_at,
     take_origin,
     tilelang_dtype,
@@ -79,6 +80,10 @@ def layer_norm_held_row(
             if affine_early and has_bias:
                 load_columns(shift, bias, plan, lane)
 
+            # Stored at once: the memory takes it while the row is summed.
+            if residual is not None and row < rows:
+                store_row(summed, row, held, plan, lane)
+
             # The mean of the group. One partial sum for each element of a vector keeps the chains short.
             for j in T.unroll(vector):
                 partial[j] = 0.0
@@ -118,8 +123,6 @@ def layer_norm_held_row(
                 for step in plan.steps:
                     if plan.holds(step, lane):
                         column = plan.column(step, lane)
-                        if residual is not None:
-                            store_row_at(summed, row, column, held, step * vector, vector)
                         if has_weight and not affine_early:
                             load_columns_at(scale, step * vector, weight, column, vector)
                         if has_bias and not affine_early:

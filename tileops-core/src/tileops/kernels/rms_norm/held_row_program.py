@@ -15,6 +15,7 @@ from tileops.kernels.shared_program import (
     load_columns,
     load_columns_at,
     load_row,
+    store_row,
     store_row_at,
     tilelang_dtype,
 )
@@ -60,6 +61,10 @@ def rms_norm_held_row(
             if has_weight and weight_early:
                 load_columns(scale, weight, plan, lane)
 
+            # Stored at once: the memory takes it while the row is summed.
+            if residual is not None and row < rows:
+                store_row(summed, row, held, plan, lane)
+
             # One partial sum for each element of a vector keeps the chains of additions short.
             for j in T.unroll(vector):
                 partial[j] = 0.0
@@ -82,8 +87,6 @@ def rms_norm_held_row(
                 for step in plan.steps:
                     if plan.holds(step, lane):
                         column = plan.column(step, lane)
-                        if residual is not None:
-                            store_row_at(summed, row, column, held, step * vector, vector)
                         if has_weight and not weight_early:
                             load_columns_at(scale, step * vector, weight, column, vector)
                         for j in T.unroll(vector):
