@@ -30,7 +30,7 @@ def launch_rows(launch: Launch, n: int, rows: Sequence[Tensor], affine: Sequence
     else:
         flat = [None if tensor is None else tensor.view(-1) for tensor in affine]
         launch(*[one.view(-1, n) for one in rows], *flat, *[one.view(-1, n) for one in filled])
-    return filled if len(filled) > 1 else filled[0]
+    return filled[0] if len(filled) == 1 else filled
 
 
 def row_launch(
