@@ -7,14 +7,32 @@ from typing import Any
 
 import pytest
 import torch
-from tileops import BatchNormFwdOp, FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+from tileops import (
+    BatchNormBwdOp,
+    BatchNormFwdOp,
+    FusedAddLayerNormFwdOp,
+    FusedAddRMSNormFwdOp,
+    LayerNormBwdOp,
+    LayerNormFwdOp,
+    RMSNormBwdOp,
+    RMSNormFwdOp,
+)
 from tileops.device import KNOWN_BOARDS
 from tileops.ops.implementations import in_tree_implementations
 from tileops.ops.op_base import Op, select
 from tileops.testing import ConformanceTests, Limits
 from tileops.verdict import IN_TREE, Selection
 
-OPS = (BatchNormFwdOp, FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp, LayerNormFwdOp, RMSNormFwdOp)
+OPS = (
+    BatchNormBwdOp,
+    BatchNormFwdOp,
+    FusedAddLayerNormFwdOp,
+    FusedAddRMSNormFwdOp,
+    LayerNormBwdOp,
+    LayerNormFwdOp,
+    RMSNormBwdOp,
+    RMSNormFwdOp,
+)
 CUDA = torch.device("cuda", 0)
 
 

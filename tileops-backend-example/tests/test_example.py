@@ -48,6 +48,10 @@ def test_all_of_its_kernels_are_registered() -> None:
         "FusedAddRMSNormFwdOp: example:torch",
         "BatchNormFwdOp: example:torch_train",
         "BatchNormFwdOp: example:torch_infer",
+        "LayerNormBwdOp: example:torch",
+        "RMSNormBwdOp: example:torch",
+        "BatchNormBwdOp: example:torch_train",
+        "BatchNormBwdOp: example:torch_infer",
         "RMSNormFwdOp: target example",
     }
     assert expected <= set(record().registered)

@@ -8,11 +8,16 @@ from typing import Any
 from tileops.backend import note
 
 from tileops_backend_example.tilelang_row import TileLangRowLayerNorm, toolchain_missing
-from tileops_backend_example.torch_batch_norm import TorchBatchNormInfer, TorchBatchNormTrain
+from tileops_backend_example.torch_batch_norm import (
+    TorchBatchNormBwdInfer,
+    TorchBatchNormBwdTrain,
+    TorchBatchNormInfer,
+    TorchBatchNormTrain,
+)
 from tileops_backend_example.torch_fused_add_layer_norm import TorchFusedAddLayerNorm
 from tileops_backend_example.torch_fused_add_rms_norm import TorchFusedAddRMSNorm
-from tileops_backend_example.torch_layer_norm import TorchLayerNorm
-from tileops_backend_example.torch_rms_norm import TorchRMSNorm
+from tileops_backend_example.torch_layer_norm import TorchLayerNorm, TorchLayerNormBwd
+from tileops_backend_example.torch_rms_norm import TorchRMSNorm, TorchRMSNormBwd
 
 
 def buildable() -> Iterator[tuple[str, str, type[Any]]]:
@@ -23,6 +28,10 @@ def buildable() -> Iterator[tuple[str, str, type[Any]]]:
     yield "FusedAddRMSNormFwdOp", "torch", TorchFusedAddRMSNorm
     yield "BatchNormFwdOp", "torch_train", TorchBatchNormTrain
     yield "BatchNormFwdOp", "torch_infer", TorchBatchNormInfer
+    yield "LayerNormBwdOp", "torch", TorchLayerNormBwd
+    yield "RMSNormBwdOp", "torch", TorchRMSNormBwd
+    yield "BatchNormBwdOp", "torch_train", TorchBatchNormBwdTrain
+    yield "BatchNormBwdOp", "torch_infer", TorchBatchNormBwdInfer
     if missing := toolchain_missing():
         note(f"layer norm in TileLang is left out: {missing}")
     else:

@@ -1,15 +1,24 @@
-"""Batch norm by torch: one kernel for training, one for inference."""
+"""Batch norm by torch: kernels for training and for inference, forward and backward."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import final
+from typing import ClassVar, final
 
 import torch
-from tileops.kernels.batch_norm import BatchNormInfer, BatchNormInferCall, BatchNormTrain, BatchNormTrainCall
+from tileops import Kernel
+from tileops.kernels.batch_norm import (
+    BatchNormBwdCall,
+    BatchNormBwdInfer,
+    BatchNormBwdTrain,
+    BatchNormInfer,
+    BatchNormInferCall,
+    BatchNormTrain,
+    BatchNormTrainCall,
+)
 from torch import Tensor
 
-from tileops_backend_example.torch_common import refusal_of_dtype, widened
+from tileops_backend_example.torch_common import refusal_of_dtype, rounded, widened
 
 CHANNELS = 1
 """The axis of the channels."""
@@ -86,6 +95,61 @@ class TorchBatchNormInfer(BatchNormInfer):
         wide = widened(x)
         invstd = torch.rsqrt(running_var + self.eps)
         return torch.empty_like(x).copy_(normalised(wide, running_mean, invstd, weight, bias))
+
+
+class _TorchBatchNormBwd(Kernel[BatchNormBwdCall]):
+    """Any shape, in float32 or float64: general, hence below every other kernel."""
+
+    devices = frozenset({"cpu"})
+    general = True
+    training: ClassVar[bool]
+
+    @classmethod
+    def refusal(cls, call: BatchNormBwdCall) -> str | None:
+        """Serves what torch computes on a CPU."""
+        return refusal_of_dtype(call.dtype)
+
+    @classmethod
+    def entry_for(cls, call: BatchNormBwdCall) -> tuple[Hashable, Callable[[], _TorchBatchNormBwd]]:
+        """One kernel for whatever decides what is computed and in which dtypes it comes back."""
+        return (call.weight_dtype, call.bias_dtype, call.need), lambda: cls(call)
+
+    def __init__(self, call: BatchNormBwdCall) -> None:
+        super().__init__(call)
+        self.dtypes = (call.weight_dtype, call.bias_dtype)
+        self.need = call.need
+
+    def forward(
+        self, grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """See `BatchNormBwdTrain.forward` and `BatchNormBwdInfer.forward`."""
+        wide, grads = widened(x), widened(grad)
+        axes = [axis for axis in range(x.dim()) if axis != CHANNELS]
+        unit = (wide - per_channel(mean, wide)) * per_channel(invstd, wide)
+        grad_weight, grad_bias = (grads * unit).sum(axes), grads.sum(axes)
+        grad_x = None
+        if self.need[0]:
+            scale = invstd if weight is None else invstd * widened(weight)
+            if self.training:
+                values = x.numel() // x.shape[CHANNELS]
+                grads = grads - per_channel(grad_bias / values, wide) - unit * per_channel(grad_weight / values, wide)
+            grad_x = torch.empty_like(x).copy_(grads * per_channel(scale, wide))
+        wanted = (grad_weight if self.need[1] else None, grad_bias if self.need[2] else None)
+        return grad_x, *rounded(wanted, self.dtypes)
+
+
+@final
+class TorchBatchNormBwdTrain(_TorchBatchNormBwd, BatchNormBwdTrain):
+    """The statistics are functions of x."""
+
+    training = True
+
+
+@final
+class TorchBatchNormBwdInfer(_TorchBatchNormBwd, BatchNormBwdInfer):
+    """The statistics are constants."""
+
+    training = False
 
 
 def normalised(x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,3 +25,8 @@ def widened(tensor: Tensor) -> Tensor:
 def like(tensor: Tensor | None, x: Tensor) -> Tensor | None:
     """An optional parameter in the dtype of x."""
     return None if tensor is None else tensor.to(x.dtype)
+
+
+def rounded(gradients: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None]) -> list[Tensor | None]:
+    """Gradients in the dtypes of what they are gradients of; None where one is not wanted."""
+    return [None if gradient is None else gradient.to(dtype) for gradient, dtype in zip(gradients, dtypes)]

@@ -4,7 +4,8 @@
 
     y = LayerNormFwdOp((4096,))(x, weight, bias)
 
-Names are resolved on first use: `import tileops` imports neither an op nor a compiler, and loads no backend.
+Names are resolved on first use: `import tileops` imports neither an op nor a compiler, and loads no backend. It
+makes `torch.ops.tileops` known to torch, so that a program which another process exported can be loaded.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Final
 
+import tileops.torch_namespace  # noqa: F401 - for what it does  # pyright: ignore[reportUnusedImport]
+
 if TYPE_CHECKING:
+    from tileops import functional, nn
     from tileops.backend import register_kernel_builder, register_kernel_type, unregister_kernel_type
     from tileops.call_spec import CallSpec, SizeClass
     from tileops.device import DeviceFacts, at_least
     from tileops.errors import (
         AmbiguousDispatchError,
+        AmbiguousTargetError,
         BackendError,
         BackendLoadWarning,
         BuildError,
@@ -28,15 +33,20 @@ if TYPE_CHECKING:
         OpNotAvailableError,
         RegistrationError,
         ScopeError,
+        TargetDeclinedError,
         TileopsError,
         UnknownTargetError,
     )
     from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
     from tileops.ops import (
+        BackwardOp,
+        BatchNormBwdOp,
         BatchNormFwdOp,
         FusedAddLayerNormFwdOp,
         FusedAddRMSNormFwdOp,
+        LayerNormBwdOp,
         LayerNormFwdOp,
+        RMSNormBwdOp,
         RMSNormFwdOp,
     )
     from tileops.ops.op_base import Op, clear
@@ -47,8 +57,11 @@ if TYPE_CHECKING:
 _HOME: Final = {
     "IN_TREE": "verdict",
     "AmbiguousDispatchError": "errors",
+    "AmbiguousTargetError": "errors",
     "BackendError": "errors",
     "BackendLoadWarning": "errors",
+    "BackwardOp": "ops",
+    "BatchNormBwdOp": "ops",
     "BatchNormFwdOp": "ops",
     "BuildError": "errors",
     "CaptureError": "errors",
@@ -62,14 +75,17 @@ _HOME: Final = {
     "Kernel": "kernels.kernel_base",
     "KernelFaultWarning": "errors",
     "KernelInterface": "kernels.kernel_base",
+    "LayerNormBwdOp": "ops",
     "LayerNormFwdOp": "ops",
     "Op": "ops.op_base",
     "OpNotAvailableError": "errors",
+    "RMSNormBwdOp": "ops",
     "RMSNormFwdOp": "ops",
     "RegistrationError": "errors",
     "ScopeError": "errors",
     "Selection": "verdict",
     "SizeClass": "call_spec",
+    "TargetDeclinedError": "errors",
     "TileopsError": "errors",
     "TorchOp": "torch_schema",
     "UnknownTargetError": "errors",
@@ -77,6 +93,8 @@ _HOME: Final = {
     "at_least": "device",
     "checkpoint_contexts": "scopes",
     "clear": "ops.op_base",
+    "functional": "functional",
+    "nn": "nn",
     "register_kernel_builder": "backend",
     "register_kernel_type": "backend",
     "selection": "scopes",
@@ -87,8 +105,11 @@ _HOME: Final = {
 __all__ = [
     "IN_TREE",
     "AmbiguousDispatchError",
+    "AmbiguousTargetError",
     "BackendError",
     "BackendLoadWarning",
+    "BackwardOp",
+    "BatchNormBwdOp",
     "BatchNormFwdOp",
     "BuildError",
     "CallSpec",
@@ -102,14 +123,17 @@ __all__ = [
     "Kernel",
     "KernelFaultWarning",
     "KernelInterface",
+    "LayerNormBwdOp",
     "LayerNormFwdOp",
     "Op",
     "OpNotAvailableError",
+    "RMSNormBwdOp",
     "RMSNormFwdOp",
     "RegistrationError",
     "ScopeError",
     "Selection",
     "SizeClass",
+    "TargetDeclinedError",
     "TileopsError",
     "TorchOp",
     "UnknownTargetError",
@@ -117,6 +141,8 @@ __all__ = [
     "at_least",
     "checkpoint_contexts",
     "clear",
+    "functional",
+    "nn",
     "register_kernel_builder",
     "register_kernel_type",
     "selection",
@@ -132,7 +158,8 @@ def __getattr__(name: str) -> object:
         return version("tileops-core")
     if name not in _HOME:
         raise AttributeError(f"module 'tileops' has no attribute {name!r}; it has: {', '.join(_HOME)}")
-    return getattr(importlib.import_module(f"tileops.{_HOME[name]}"), name)
+    module = importlib.import_module(f"tileops.{_HOME[name]}")
+    return module if name == _HOME[name] else getattr(module, name)
 
 
 def __dir__() -> list[str]:

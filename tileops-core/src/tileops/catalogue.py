@@ -10,10 +10,13 @@ import importlib
 from typing import Any, Final
 
 IN_TREE_OPS: Final[dict[str, str]] = {
+    "BatchNormBwdOp": "tileops.ops.norm.batch_norm_backward",
     "BatchNormFwdOp": "tileops.ops.norm.batch_norm",
     "FusedAddLayerNormFwdOp": "tileops.ops.norm.fused_add_layer_norm",
     "FusedAddRMSNormFwdOp": "tileops.ops.norm.fused_add_rms_norm",
+    "LayerNormBwdOp": "tileops.ops.norm.layer_norm_backward",
     "LayerNormFwdOp": "tileops.ops.norm.layer_norm",
+    "RMSNormBwdOp": "tileops.ops.norm.rms_norm_backward",
     "RMSNormFwdOp": "tileops.ops.norm.rms_norm",
 }
 """The ops of this release: class name → the module that defines it."""
@@ -39,11 +42,15 @@ def find_op(name: str) -> type[Any] | None:
     return _classes.get(name)
 
 
+_NEAR: Final = 0.7
+"""How like two names are, of 1, where one may be meant by the other. Names of ops share their ends."""
+
+
 def nearest(name: str, known: tuple[str, ...]) -> str | None:
     """The known name that `name` was probably meant to be, or None."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)), None)
 
 
 def meant(name: str, known: tuple[str, ...]) -> str:

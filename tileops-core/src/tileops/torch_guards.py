@@ -24,7 +24,8 @@ _tracing: Final[Callable[[], bool]] = _C._is_tracing
 _autocast: Final[Callable[[], bool]] = _C._is_any_autocast_enabled
 _forward_ad: Final = cast("Any", forward_ad)
 
-_PLAIN: Final = frozenset({Tensor, nn.Parameter, type(None)})
+PLAIN: Final = frozenset({Tensor, nn.Parameter, type(None)})
+"""The classes of arguments that are no more than their memory."""
 
 ALIGNMENT: Final = 16
 """Bytes: kernels load and store vectors of up to 16 bytes. A power of two."""
@@ -46,7 +47,7 @@ def needs_dispatcher(tensors: Sequence[Any]) -> bool:
     if is_dynamo_compiling():  # first: while it traces, dynamo takes this for true and never sees the rest
         return True
     for tensor in tensors:
-        if tensor.__class__ not in _PLAIN:
+        if tensor.__class__ not in PLAIN:
             return True
     return (
         _forward_ad._current_level >= 0

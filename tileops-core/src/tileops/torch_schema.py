@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 import types
@@ -25,16 +26,25 @@ class TorchOp:
         omits: Constructor parameters that mean nothing here. They are no arguments of it either.
         writes: The names of the tensors that are written; None for those that a kernel interface may write.
         returns: Which of the op's `results` come back; None for all. The op returns None for the others.
+        contiguous: Whether the strides of results do not depend on those of arguments. A compiler may then hand
+            the arguments over contiguous.
+        autocast: By device type, the dtype that autocast gives to floating-point arguments.
     """
 
     where: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     omits: tuple[str, ...] = ()
     writes: tuple[str, ...] | None = None
     returns: tuple[str, ...] | None = None
+    contiguous: bool = False
+    autocast: Mapping[str, torch.dtype] = dataclasses.field(default_factory=dict[str, torch.dtype])
 
 
 class Route(NamedTuple):
-    """How a call becomes a call of a torch op. Tuples of constants, so that dynamo traces it."""
+    """How a call becomes a call of a torch op. Tuples of constants, so that dynamo traces it.
+
+    `masked` says that a call may want some results only: the op's `wanted` says which, and an empty tensor stands
+    for each of the others.
+    """
 
     name: str
     arguments: tuple[str, ...]
@@ -43,15 +53,44 @@ class Route(NamedTuple):
     results: int
     returned: tuple[int, ...] | None
     writes: tuple[str, ...]
+    masked: bool
+    contiguous: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]
 
 
 def torch_op_name(module: str, qualname: str) -> str:
-    """`layer_norm` for our LayerNormFwdOp, `acme__RowOp` for another's; nested names are joined with underscores."""
+    """`layer_norm` for our LayerNormFwdOp, `layer_norm_backward` for our LayerNormBwdOp, `acme__RowOp` for another's.
+
+    Nested names are joined with underscores.
+    """
     package = module.partition(".")[0]
     if package != "tileops":
         return re.sub(r"\W+", "_", f"{package}__{qualname}")
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", qualname.removesuffix("FwdOp"))
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", _short(qualname))
     return re.sub(r"\W+", "_", words).lower()
+
+
+def _short(qualname: str) -> str:
+    return qualname.removesuffix("BwdOp") + "Backward" if qualname.endswith("BwdOp") else qualname.removesuffix("FwdOp")
+
+
+def op_with(cls: Any, parameters: tuple[tuple[str, Any], ...], target: str | None) -> Any:
+    """An op of a class with these parameters: remembered, but for symbolic ones."""
+    if not any(isinstance(one, (torch.SymInt, torch.SymFloat)) for _, value in parameters for one in _flat(value)):
+        return _built(cls, parameters, target)
+    op = cls.__new__(cls)  # symbolic numbers of a trace: checked where the op was made, and unfit for a table
+    vars(op).update(parameters, target=target)
+    return op
+
+
+@functools.lru_cache(maxsize=4096)
+def _built(cls: Any, parameters: tuple[tuple[str, Any], ...], target: str | None) -> Any:
+    given = dict(parameters)
+    return cls(**given) if target is None else cls(**given, target=target)
+
+
+def _flat(value: Any) -> Sequence[Any]:
+    return cast("Sequence[Any]", value) if isinstance(value, tuple) else (value,)
 
 
 def route_of(cls: Any, suffix: str, part: TorchOp) -> Route:
@@ -68,6 +107,9 @@ def route_of(cls: Any, suffix: str, part: TorchOp) -> Route:
         results=len(cls.results),
         returned=None if part.returns is None else tuple(cls.results.index(name) for name in part.returns),
         writes=tuple(name for name in names_of(cls.forward) if name in writes),
+        masked=hasattr(cls, "wanted"),
+        contiguous=part.contiguous,
+        autocast=tuple(part.autocast.items()),
     )
 
 
@@ -75,6 +117,29 @@ def names_of(function: Any) -> tuple[str, ...]:
     """The parameters of a method, without self. Reads no annotation, which may name what does not exist yet."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return () if code is None else code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+
+
+def to_torch(route: Route, results: Any) -> Any:
+    """What the torch op returns, from what the op does."""
+    if route.masked:
+        some = next(result for result in results if result is not None)
+        given = [some.new_empty(0) if result is None else result for result in results]
+        return tuple(given) if len(given) > 1 else given[0]
+    if route.returned is None:
+        return results
+    kept = [results[at] for at in route.returned]
+    return tuple(kept) if len(kept) > 1 else kept[0]
+
+
+def from_torch(route: Route, op: Any, tensors: Sequence[Any], returned: Any) -> Any:
+    """What the op returns, from what the torch op does."""
+    if route.masked:
+        kept = (returned,) if route.results == 1 else returned
+        return tuple([one if is_wanted else None for one, is_wanted in zip(kept, op.wanted(*tensors))])
+    if route.returned is None:
+        return returned
+    kept = (returned,) if len(route.returned) == 1 else returned
+    return tuple([kept[route.returned.index(at)] if at in route.returned else None for at in range(route.results)])
 
 
 # ----------------------------------------------------------------------------------------------------- schemas

@@ -1,9 +1,9 @@
-"""Batch norm kernels: their two interfaces, and ours."""
+"""Batch norm kernels, forward and backward: their interfaces, and ours."""
 
-from tileops.kernels.batch_norm.cluster_channel import ClusterChannelBatchNorm
-from tileops.kernels.batch_norm.column import ColumnBatchNorm
+from tileops.kernels.batch_norm.backward_interface import BatchNormBwdCall, BatchNormBwdInfer, BatchNormBwdTrain
 from tileops.kernels.batch_norm.elementwise import ElementwiseBatchNorm
 from tileops.kernels.batch_norm.held_channel import HeldChannelBatchNorm
+from tileops.kernels.batch_norm.held_column import HeldColumnBatchNorm
 from tileops.kernels.batch_norm.interface import (
     BatchNormInfer,
     BatchNormInferCall,
@@ -11,17 +11,24 @@ from tileops.kernels.batch_norm.interface import (
     BatchNormTrainCall,
     statistics_dtype,
 )
+from tileops.kernels.batch_norm.reference_backward import ReferenceBatchNormBwdInfer, ReferenceBatchNormBwdTrain
 from tileops.kernels.batch_norm.split_channel import SplitChannelBatchNorm
+from tileops.kernels.batch_norm.split_column import SplitColumnBatchNorm
 
 __all__ = [
+    "BatchNormBwdCall",
+    "BatchNormBwdInfer",
+    "BatchNormBwdTrain",
     "BatchNormInfer",
     "BatchNormInferCall",
     "BatchNormTrain",
     "BatchNormTrainCall",
-    "ClusterChannelBatchNorm",
-    "ColumnBatchNorm",
     "ElementwiseBatchNorm",
     "HeldChannelBatchNorm",
+    "HeldColumnBatchNorm",
+    "ReferenceBatchNormBwdInfer",
+    "ReferenceBatchNormBwdTrain",
     "SplitChannelBatchNorm",
+    "SplitColumnBatchNorm",
     "statistics_dtype",
 ]

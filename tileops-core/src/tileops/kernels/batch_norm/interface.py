@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tileops.call_spec import CallSpec, SizeClass
 from tileops.kernels.kernel_base import KernelInterface
-from tileops.kernels.sampling import affine, normal, with_large_mean
+from tileops.kernels.sampling import affine, in_dtype, normal, with_large_mean
 
 BATCH_CAP = 1 << 20
 """Batch sizes from here on are one class: by then every region is decided by the other sizes."""
@@ -143,8 +143,8 @@ class BatchNormTrain(KernelInterface[BatchNormTrainCall]):
                 c,
                 spatial,
                 dtype,
-                weight_dtype=_of(weight, dtype),
-                bias_dtype=_of(bias, dtype),
+                weight_dtype=in_dtype(weight, dtype),
+                bias_dtype=in_dtype(bias, dtype),
                 running=running,
             )
             for ((n, c, spatial), dtype), (weight, bias, running) in zip(itertools.product(shapes, dtypes), mixed)
@@ -209,7 +209,9 @@ class BatchNormInfer(KernelInterface[BatchNormInferCall]):
         dtypes = (torch.float16, torch.bfloat16, torch.float32)
         mixed = itertools.cycle([(torch.float32, torch.float32), ("x", "x"), (None, None), (torch.float32, None)])
         plain = [
-            BatchNormInferCall(device, c, spatial, dtype, weight_dtype=_of(weight, dtype), bias_dtype=_of(bias, dtype))
+            BatchNormInferCall(
+                device, c, spatial, dtype, weight_dtype=in_dtype(weight, dtype), bias_dtype=in_dtype(bias, dtype)
+            )
             for ((c, spatial), dtype), (weight, bias) in zip(itertools.product(shapes, dtypes), mixed)
         ]
         last = [dataclasses.replace(call, channels_last=True) for call in plain if call.spatial > 1 and call.c > 1]
@@ -244,11 +246,6 @@ def _affine(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 def _moved(running: Tensor | None, batch: Tensor, momentum: float) -> Tensor | None:
     return None if running is None else (1 - momentum) * running + momentum * batch.to(running.dtype)
-
-
-def _of(choice: object, dtype: torch.dtype) -> torch.dtype | None:
-    """The dtype that a sample names: x's, a given one, or none."""
-    return dtype if choice == "x" else choice if isinstance(choice, torch.dtype) else None
 
 
 def _sample_x(call: BatchNormTrainCall | BatchNormInferCall, size: int, generator: torch.Generator) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tileops.call_spec import CallSpec
 from tileops.kernels.kernel_base import KernelInterface
-from tileops.kernels.sampling import AWKWARD_ROWS, affine, normal, with_large_mean
+from tileops.kernels.sampling import AWKWARD_ROWS, affine, in_dtype, normal, with_large_mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class LayerNorm(KernelInterface[LayerNormCall]):
         dtypes = (torch.float16, torch.bfloat16, torch.float32)
         mixed = itertools.cycle([(torch.float32,) * 2, ("x", "x"), (None, None), (torch.float32, None), (None, "x")])
         return tuple(
-            LayerNormCall(device, n, dtype, weight_dtype=_of(weight, dtype), bias_dtype=_of(bias, dtype))
+            LayerNormCall(device, n, dtype, weight_dtype=in_dtype(weight, dtype), bias_dtype=in_dtype(bias, dtype))
             for (n, dtype), (weight, bias) in zip(itertools.product(lengths, dtypes), mixed)
         )
 
@@ -86,8 +86,3 @@ class LayerNorm(KernelInterface[LayerNormCall]):
         weight = affine(call.n, call.weight_dtype, call.device, generator, around=1.0)
         bias = affine(call.n, call.bias_dtype, call.device, generator, around=0.0)
         return x, weight, bias
-
-
-def _of(choice: object, dtype: torch.dtype) -> torch.dtype | None:
-    """The dtype that a sample names: x's, a given one, or none."""
-    return dtype if choice == "x" else choice if isinstance(choice, torch.dtype) else None

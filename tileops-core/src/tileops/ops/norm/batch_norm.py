@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +16,11 @@ from tileops.kernels.batch_norm import (
     BatchNormInferCall,
     BatchNormTrain,
     BatchNormTrainCall,
-    ClusterChannelBatchNorm,
-    ColumnBatchNorm,
     ElementwiseBatchNorm,
     HeldChannelBatchNorm,
+    HeldColumnBatchNorm,
     SplitChannelBatchNorm,
+    SplitColumnBatchNorm,
     statistics_dtype,
 )
 from tileops.kernels.batch_norm.interface import BATCH_CAP
@@ -34,7 +36,8 @@ from tileops.ops.checks import (
     in_storages_of_their_own,
     shown_shape,
 )
-from tileops.ops.norm.shape import dtype_of
+from tileops.ops.norm.batch_norm_backward import BatchNormBwdOp
+from tileops.ops.norm.shape import channels_last, dtype_of, empty_in_order
 from tileops.ops.op_base import Op
 from tileops.torch_boundary import TorchOp, note_written
 
@@ -58,12 +61,13 @@ class BatchNormFwdOp(Op):
 
     interfaces = {"batch_norm_fwd_train": BatchNormTrain, "batch_norm_fwd_infer": BatchNormInfer}
     kernel_types = {
-        "column": ColumnBatchNorm,
+        "held_column": HeldColumnBatchNorm,
+        "split_column": SplitColumnBatchNorm,
         "held_channel": HeldChannelBatchNorm,
-        "cluster_channel": ClusterChannelBatchNorm,
         "split_channel": SplitChannelBatchNorm,
         "elementwise": ElementwiseBatchNorm,
     }
+    backward = BatchNormBwdOp
     results = ("output", "save_mean", "save_invstd")
     any_layout = True  # channels-last memory is served as it is
     torch_ops = {
@@ -111,9 +115,9 @@ class BatchNormFwdOp(Op):
         Numerics: statistics in float32 by a shifted or Welford scheme, eps inside the root.
         Source: arXiv:1502.03167; agrees with `torch.nn.functional.batch_norm`.
         """
-        channels_last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+        last = channels_last(x)
         if self.training:
-            return self._train(x, channels_last, running_mean, running_var, weight, bias)
+            return self._train(x, last, running_mean, running_var, weight, bias)
         assert running_mean is not None
         assert running_var is not None
         call = BatchNormInferCall(
@@ -122,20 +126,20 @@ class BatchNormFwdOp(Op):
             spatial=math.prod(x.shape[2:]),
             dtype=x.dtype,
             eps=self.eps,
-            channels_last=channels_last,
+            channels_last=last,
             weight_dtype=dtype_of(weight),
             bias_dtype=dtype_of(bias),
         )
         kernel = self.kernel_for("batch_norm_fwd_infer", call)
         kept = statistics_dtype(x.dtype)
         mean, variance = contiguous(running_mean.to(kept)), contiguous(running_var.to(kept))
-        x = aligned(x) if channels_last else contiguous(x)
+        x = aligned(x) if last else contiguous(x)
         return kernel(x, mean, variance, dense(weight), dense(bias)), None, None
 
     def _train(
         self,
         x: Tensor,
-        channels_last: bool,
+        last: bool,
         running_mean: Tensor | None,
         running_var: Tensor | None,
         weight: Tensor | None,
@@ -149,13 +153,13 @@ class BatchNormFwdOp(Op):
             dtype=x.dtype,
             eps=self.eps,
             momentum=self.momentum,
-            channels_last=channels_last,
+            channels_last=last,
             weight_dtype=dtype_of(weight),
             bias_dtype=dtype_of(bias),
             running=running_mean is not None,
         )
         kernel = self.kernel_for("batch_norm_fwd_train", call)
-        x = aligned(x) if channels_last else contiguous(x)
+        x = aligned(x) if last else contiguous(x)
         weight, bias = dense(weight), dense(bias)
         if running_mean is None or running_var is None:
             return kernel(x, None, None, weight, bias)
@@ -169,6 +173,14 @@ class BatchNormFwdOp(Op):
         if variance is not running_var:
             running_var.copy_(variance)
         return results
+
+    def saved(self, arguments: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        """x, the statistics that this call used, and the weight."""
+        x, running_mean, running_var, weight, _ = arguments
+        if self.training:
+            return x, *results[1:], weight
+        kept = statistics_dtype(x.dtype)
+        return x, running_mean.to(kept), torch.rsqrt(running_var.to(kept) + self.eps), weight
 
     def check(
         self,
@@ -222,12 +234,8 @@ class BatchNormFwdOp(Op):
     ) -> Results:
         """A new tensor without elements; statistics over no values are NaN, and the running ones stay."""
         del running_mean, running_var, weight, bias
-        y = torch.empty_like(x, memory_format=torch.preserve_format if _in_order(x) else torch.contiguous_format)
+        y = empty_in_order(x)
         if not self.training:
             return y, None, None
         statistics = [x.new_full((x.shape[1],), math.nan, dtype=statistics_dtype(x.dtype)) for _ in range(2)]
         return y, statistics[0], statistics[1]
-
-
-def _in_order(x: Tensor) -> bool:
-    return x.is_contiguous() or x.movedim(1, -1).is_contiguous()

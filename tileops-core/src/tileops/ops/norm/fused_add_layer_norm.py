@@ -13,6 +13,7 @@ from tileops.kernels.fused_add_layer_norm import (
 from tileops.ops.checks import check_number
 from tileops.ops.norm.shape import AddsResidual
 from tileops.ops.op_base import Op
+from tileops.torch_boundary import TorchOp
 
 
 class FusedAddLayerNormFwdOp(AddsResidual, Op):
@@ -25,6 +26,7 @@ class FusedAddLayerNormFwdOp(AddsResidual, Op):
 
     interfaces = {"fused_add_layer_norm": FusedAddLayerNorm}
     kernel_types = {"held_row": HeldRowFusedAddLayerNorm, "streamed_row": StreamedRowFusedAddLayerNorm}
+    torch_ops = {"": TorchOp(contiguous=True)}
     results = ("output", "summed")
     call_sizes = AddsResidual.call_sizes
 

@@ -13,6 +13,7 @@ from tileops.kernels.fused_add_rms_norm import (
 from tileops.ops.checks import check_number
 from tileops.ops.norm.shape import AddsResidual
 from tileops.ops.op_base import Op
+from tileops.torch_boundary import TorchOp
 
 
 class FusedAddRMSNormFwdOp(AddsResidual, Op):
@@ -25,6 +26,7 @@ class FusedAddRMSNormFwdOp(AddsResidual, Op):
 
     interfaces = {"fused_add_rms_norm": FusedAddRMSNorm}
     kernel_types = {"held_row": HeldRowFusedAddRMSNorm, "streamed_row": StreamedRowFusedAddRMSNorm}
+    torch_ops = {"": TorchOp(contiguous=True)}
     results = ("output", "summed")
     call_sizes = AddsResidual.call_sizes
 

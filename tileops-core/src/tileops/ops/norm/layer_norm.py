@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from tileops.kernels.layer_norm import HeldRowLayerNorm, LayerNorm, LayerNormCall, StreamedRowLayerNorm
 from tileops.ops.checks import check_number
+from tileops.ops.norm.layer_norm_backward import LayerNormBwdOp
 from tileops.ops.norm.shape import NormalisesRows, normalised
 from tileops.ops.op_base import Op
+from tileops.torch_boundary import TorchOp
 
 
 class LayerNormFwdOp(NormalisesRows, Op):
@@ -24,6 +27,8 @@ class LayerNormFwdOp(NormalisesRows, Op):
 
     interfaces = {"layer_norm": LayerNorm}
     kernel_types = {"held_row": HeldRowLayerNorm, "streamed_row": StreamedRowLayerNorm}
+    backward = LayerNormBwdOp
+    torch_ops = {"": TorchOp(contiguous=True, autocast={"cuda": torch.float32})}
     call_sizes = NormalisesRows.call_sizes
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, target: str | None = None) -> None:

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from tileops.kernels.rms_norm import HeldRowRMSNorm, RMSNorm, RMSNormCall, StreamedRowRMSNorm
 from tileops.ops.checks import check_number
-from tileops.ops.norm.shape import NormalisesRows, normalised
+from tileops.ops.norm.rms_norm_backward import RMSNormBwdOp
+from tileops.ops.norm.shape import NormalisesRows, machine_eps, normalised
 from tileops.ops.op_base import Op
+from tileops.torch_boundary import TorchOp
 
 
 class RMSNormFwdOp(NormalisesRows, Op):
@@ -26,6 +28,8 @@ class RMSNormFwdOp(NormalisesRows, Op):
 
     interfaces = {"rms_norm": RMSNorm}
     kernel_types = {"held_row": HeldRowRMSNorm, "streamed_row": StreamedRowRMSNorm}
+    backward = RMSNormBwdOp
+    torch_ops = {"": TorchOp(contiguous=True, autocast={"cuda": torch.float32})}
     call_sizes = NormalisesRows.call_sizes
 
     def __init__(
@@ -56,11 +60,6 @@ class RMSNormFwdOp(NormalisesRows, Op):
         Source: arXiv:1910.07467; agrees with `torch.nn.functional.rms_norm`.
         """
         n = math.prod(self.normalized_shape)
-        eps = _default_eps(x.dtype) if self.eps is None else self.eps
+        eps = machine_eps(x.dtype) if self.eps is None else self.eps
         call = RMSNormCall(x.device, n, x.dtype, eps, None if weight is None else weight.dtype)
         return self.kernel_for("rms_norm", call)(x, weight)
-
-
-def _default_eps(dtype: torch.dtype) -> float:
-    """What torch takes for `eps=None`: the machine epsilon of the dtype that it accumulates in."""
-    return torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps

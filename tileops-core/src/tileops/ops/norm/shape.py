@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -13,12 +13,15 @@ from tileops.ops.checks import check_beside, check_floating, check_like, check_t
 from tileops.ops.signature import argument_names
 from tileops.torch_guards import Sizes
 
+_SIZES: Final = (int, torch.SymInt)
+"""The types of a size; symbolic in a trace whose sizes may change."""
+
 
 def normalised(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     """`normalized_shape` as a tuple; refuses what is no shape."""
     given = cast("Any", normalized_shape)
     sizes: tuple[Any, ...] = tuple(cast("Iterable[Any]", given)) if isinstance(given, Iterable) else (given,)
-    if not sizes or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sizes):
+    if not sizes or not all(isinstance(n, _SIZES) and not isinstance(n, bool) and n >= 0 for n in sizes):
         raise InputError(
             f"normalized_shape is {normalized_shape!r}; it must be one or more sizes of trailing axes, such as (4096,)"
         )
@@ -44,13 +47,14 @@ class NormalisesRows:
         check_floating("x", x)
         if tuple(x.shape[-len(shape) :]) != shape:
             raise InputError(f"x has shape {shown_shape(x.shape)}; its trailing axes must be {shown_shape(shape)}")
-        for name, value in zip(argument_names(type(self))[1:], beside):
+        names = argument_names(type(self))
+        for name, value in zip(names[names.index("x") + 1 :], beside):
             check_beside(name, value, x, shape, of="the normalized_shape")
 
     def call_sizes(self, x: Tensor, *beside: Tensor | None) -> Sizes:
         """Rows may be any number: those of the normalised axes stay."""
         shape = self.normalized_shape
-        return [(None,) * (x.dim() - len(shape)) + shape, *([shape] * len(beside))]
+        return [(*batch_axes(x, len(shape)), *shape), *([shape] * len(beside))]
 
     def empty_results(self, x: Tensor, *beside: Tensor | None) -> Tensor:
         """A new tensor without elements."""
@@ -83,7 +87,7 @@ class AddsResidual:
         """Rows may be any number, the same for x and the residual: the last axis stays."""
         del residual
         n = x.shape[-1:]
-        rows = (*[f"axis {at}" for at in range(x.dim() - 1)], *n)
+        rows = (*batch_axes(x, 1), *n)
         return [rows, rows, *([n] * len(beside))]
 
     def empty_results(self, x: Tensor, residual: Tensor, *beside: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -93,6 +97,57 @@ class AddsResidual:
         return y, summed
 
 
+class GradientsOfRows:
+    """What the backward ops of `NormalisesRows` share. They take the gradient, x and the weight.
+
+    An op names it before `BackwardOp`.
+    """
+
+    normalized_shape: tuple[int, ...]
+
+    def check(self, grad: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
+        """Refuse arguments that do not fit."""
+        check_tensor("x", x)
+        check_like("grad", grad, x)
+        NormalisesRows.check(cast("Any", self), x, weight)
+
+    def call_sizes(self, grad: Tensor, x: Tensor, weight: Tensor | None = None) -> Sizes | None:
+        """Those of the forward; None where gradients are viewed in a shape of several axes."""
+        sizes = NormalisesRows.call_sizes(cast("Any", self), x, weight)
+        return [sizes[0], *sizes] if len(self.normalized_shape) == 1 else None
+
+
+def batch_axes(x: Tensor, normalised_axes: int) -> list[str]:
+    """Names of the sizes of x before its normalised axes: any sizes, the same in all tensors that have them."""
+    return [f"axis {at}" for at in range(x.dim() - normalised_axes)]
+
+
 def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
     """The dtype of an optional argument, as call specs hold it."""
     return None if tensor is None else tensor.dtype
+
+
+def machine_eps(dtype: torch.dtype) -> float:
+    """What torch takes for `eps=None`: the machine epsilon of the dtype that it accumulates in."""
+    return torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps
+
+
+def channels_last(x: Tensor) -> bool:
+    """Whether memory runs `(N, *spatial, C)`; False where that is the plain order too."""
+    return not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
+
+
+def like_channels_last(x: Tensor) -> Tensor:
+    """x with memory in the order `(N, *spatial, C)`; x itself where it is so already."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def empty_in_order(x: Tensor) -> Tensor:
+    """A tensor like x and in its memory order, where that is one of the two that batch norm keeps."""
+    kept = x.is_contiguous() or channels_last(x)
+    return torch.empty_like(x, memory_format=torch.preserve_format if kept else torch.contiguous_format)
+
+
+def viewed(gradient: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+    """The gradient of an affine tensor in that tensor's shape; kernels return it flat."""
+    return gradient if gradient is None or len(shape) == 1 else gradient.view(shape)

@@ -1,0 +1,178 @@
+"""The backward ops, called as ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from tileops import BatchNormBwdOp, InputError, LayerNormBwdOp, RMSNormBwdOp
+from tileops.kernels.batch_norm import BatchNormBwdInfer, BatchNormBwdTrain
+from tileops.kernels.kernel_base import KernelInterface
+from tileops.kernels.layer_norm import LayerNormBwd
+from tileops.kernels.rms_norm import RMSNormBwd
+from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("backends")
+
+N = 6
+CPU = torch.device("cpu")
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64).to(dtype)
+
+
+X, GRAD, W = drawn(4, N), drawn(4, N, seed=1), drawn(N, seed=2)
+MEAN, INVSTD = X.mean(0), 1 / torch.sqrt(X.var(0, correction=0) + 1e-5)
+
+CASES: list[tuple[Any, tuple[Tensor, ...], tuple[Any, ...]]] = [
+    (LayerNormBwdOp, (GRAD, X, W), (N, 1e-5)),
+    (RMSNormBwdOp, (GRAD, X, W), (N, 1e-5)),
+    (BatchNormBwdOp, (GRAD, X, MEAN, INVSTD, W), (True,)),
+    (BatchNormBwdOp, (GRAD, X, MEAN, INVSTD, W), (False,)),
+]
+each_op = pytest.mark.parametrize(("op", "tensors", "parameters"), CASES, ids=["layer", "rms", "train", "infer"])
+
+
+def expected(op: Any, tensors: tuple[Tensor, ...], parameters: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """By torch's autograd."""
+    grad, x = (one.double() for one in tensors[:2])
+    x, w, b = (one.clone().requires_grad_() for one in (x, tensors[-1].double(), torch.zeros(N).double()))
+    if op is LayerNormBwdOp:
+        return torch.autograd.grad(F.layer_norm(x, (N,), w, b), (x, w, b), grad)
+    if op is RMSNormBwdOp:
+        return torch.autograd.grad(F.rms_norm(x, (N,), w, 1e-5), (x, w), grad)
+    if parameters[0]:
+        return torch.autograd.grad(F.batch_norm(x, None, None, w, b, training=True), (x, w, b), grad)
+    y = (x - tensors[2].double()) * tensors[3].double() * w + b
+    return torch.autograd.grad(y, (x, w, b), grad)
+
+
+@each_op
+def test_it_gives_the_gradients_of_torch(op: Any, tensors: Any, parameters: Any, close: Any) -> None:
+    results = op(*parameters)(*tensors)
+    assert op.results == ("grad_x", "grad_weight", "grad_bias")[: len(results)]
+    for result, right in zip(results, expected(op, tensors, parameters), strict=True):
+        close(result, right, torch.float64)
+
+
+@each_op
+@pytest.mark.parametrize("through", [False, True])
+def test_what_is_not_needed_is_none(op: Any, tensors: Any, parameters: Any, through: bool, close: Any) -> None:
+    right = expected(op, tensors, parameters)
+    for at in range(len(op.results)):
+        need = tuple(one == at for one in range(len(op.results)))
+        with torch.device("cpu") if through else torch.enable_grad():  # a default device takes calls to the torch op
+            results = op(*parameters, need=need)(*tensors)
+        assert [result is not None for result in results] == list(need)
+        close(results[at], right[at], torch.float64)
+
+
+@each_op
+@pytest.mark.parametrize("through", [False, True])
+def test_an_absent_weight_has_no_gradient(op: Any, tensors: Any, parameters: Any, through: bool, close: Any) -> None:
+    right = expected(op, (*tensors[:-1], torch.ones(N)), parameters)
+    with torch.device("cpu") if through else torch.enable_grad():
+        results = op(*parameters)(*tensors[:-1])
+    assert results[1] is None
+    for at in {0, len(results) - 1} - {1}:
+        close(results[at], right[at], torch.float64)
+
+
+@each_op
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [None, torch.float32], ids=["own", "float32"])
+def test_gradients_have_the_dtypes_of_what_they_are_gradients_of(
+    op: Any, tensors: Any, parameters: Any, dtype: torch.dtype, kind: torch.dtype | None, close: Any
+) -> None:
+    grad, x, *statistics, weight = tensors
+    given = (grad.to(dtype), x.to(dtype), *(one.float() for one in statistics), weight.to(kind or dtype))
+    options = {} if op is RMSNormBwdOp else {"bias_dtype": torch.float32}
+    results = op(*parameters, **options)(*given)
+    wide = expected(op, given, parameters)
+    for result, right, its in zip(results, wide, (dtype, kind or dtype, torch.float32)):
+        assert result.dtype is its
+        torch.testing.assert_close(result.double(), right, rtol=2e-2, atol=2e-2)
+
+
+@each_op
+def test_no_argument_is_written_and_two_runs_are_equal_bit_for_bit(op: Any, tensors: Any, parameters: Any) -> None:
+    kept = [one.clone() for one in tensors]
+    first, second = op(*parameters)(*tensors), op(*parameters)(*tensors)
+    assert all(torch.equal(one, other) for one, other in zip(first, second))
+    assert all(torch.equal(one, other) for one, other in zip(tensors, kept))
+
+
+@each_op
+def test_sums_over_nothing_are_zero(op: Any, tensors: Any, parameters: Any) -> None:
+    grad, x, *others = tensors
+    grad_x, *sums = op(*parameters)(grad[:0], x[:0], *others)
+    assert grad_x.shape == (0, N)
+    assert all(torch.equal(one, torch.zeros(N, dtype=torch.float64)) for one in sums)
+
+
+@each_op
+def test_its_own_gradient_is_the_formulas(op: Any, tensors: Any, parameters: Any) -> None:
+    if op is BatchNormBwdOp:  # its statistics are functions of x, or constants: neither is an argument to step along
+        tensors = tensors[:2] + tuple(one.detach() for one in tensors[2:])
+    grad, x = (one.clone().requires_grad_() for one in tensors[:2])
+    (got,) = torch.autograd.grad(op(*parameters)(grad, x, *tensors[2:])[0].sum(), grad)
+    (right,) = torch.autograd.grad(op(*parameters).formula(grad, x, *tensors[2:])[0].sum(), grad)
+    torch.testing.assert_close(got, right)
+
+
+BAD: list[tuple[Any, tuple[Any, ...], str]] = [
+    (LayerNormBwdOp(N), (GRAD[:2], X, W), r"grad has shape \(2, 6\); it must have \(4, 6\), that of x"),
+    (RMSNormBwdOp(N), (GRAD.float(), X, W), "grad is float32; it must be float64, the dtype of x"),
+    (LayerNormBwdOp(N), (GRAD.to("meta"), X, W), "grad is on meta and x on cpu"),
+    (LayerNormBwdOp(N), (None, X, W), "grad is NoneType; give a torch.Tensor"),
+    (LayerNormBwdOp(3), (GRAD, X), r"x has shape \(4, 6\); its trailing axes must be \(3,\)"),
+    (LayerNormBwdOp(N), (GRAD, X, W[:3]), r"weight has shape \(3,\); it must have \(6,\), the normalized_shape"),
+    (RMSNormBwdOp(N), (GRAD.long(), X.long()), "x is int64; it must be a floating-point tensor"),
+    (BatchNormBwdOp(), (GRAD, X, MEAN[:2], INVSTD), r"mean has shape \(2,\); it must have \(6,\)"),
+    (BatchNormBwdOp(), (GRAD, X, MEAN, INVSTD.float()), "invstd is float32; it must be float64"),
+    (BatchNormBwdOp(), (W, W, MEAN, INVSTD), r"x has shape \(6,\); batch norm takes"),
+]
+
+
+@pytest.mark.parametrize(("op", "tensors", "sentence"), BAD, ids=[case[2] for case in BAD])
+def test_bad_input_is_refused_by_a_sentence_that_names_the_argument(op: Any, tensors: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        op(*tensors)
+
+
+@pytest.mark.parametrize("need", [(True,), (True, True, 1), (True,) * 4], ids=str)
+def test_need_says_true_or_false_for_each_gradient(need: Any) -> None:
+    with pytest.raises(InputError, match="it must say for each of grad_x, grad_weight, grad_bias True or False"):
+        LayerNormBwdOp(N, need=need)
+
+
+@pytest.mark.parametrize("interface", [LayerNormBwd, RMSNormBwd, BatchNormBwdTrain, BatchNormBwdInfer])
+def test_an_in_tree_kernel_serves_every_sample_on_a_gpu(interface: type[KernelInterface[Any]]) -> None:
+    ops = (LayerNormBwdOp(N), RMSNormBwdOp(N), BatchNormBwdOp())
+    (op,) = (one for one in ops if interface in one.interfaces.values())
+    name = next(name for name, known in op.interfaces.items() if known is interface)
+    for call in interface.sample_calls(CPU):
+        for board in ("a100", "h200"):
+            assert op.explain(name, call.on(board)).key is not None
+
+
+def test_the_reference_kernels_compute_what_their_interfaces_promise(close: Any) -> None:
+    """Run on the CPU, which they do not serve: they are plain torch."""
+    for op in (LayerNormBwdOp, RMSNormBwdOp, BatchNormBwdOp):
+        for kernel in op.kernel_types.values():
+            (interface,) = (one for one in op.interfaces.values() if issubclass(kernel, one))
+            calls = [one for one in interface.sample_calls(CPU) if getattr(one, "spatial", 1) * one.n <= 1 << 10]
+            for seed, call in enumerate(calls[:12]):
+                tensors = interface.sample_tensors(call, torch.Generator().manual_seed(seed))
+                wide = [None if one is None else one.double() for one in tensors]
+                results = kernel.entry_for(call)[1]()(*tensors)
+                dtypes = (call.dtype, call.weight_dtype, getattr(call, "bias_dtype", None))
+                for result, right, dtype in zip(results, interface.reference(call, *wide), dtypes):
+                    assert (result is None) == (right is None)
+                    if result is not None:
+                        assert result.dtype is dtype
+                        relative, absolute = interface.tolerance(dtype)
+                        torch.testing.assert_close(result.double(), right, rtol=relative, atol=absolute)

@@ -1,0 +1,143 @@
+"""Batch norm's backward, in training and in inference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tileops.call_spec import size_class
+from tileops.errors import InputError
+from tileops.kernels.batch_norm import (
+    BatchNormBwdCall,
+    BatchNormBwdInfer,
+    BatchNormBwdTrain,
+    ReferenceBatchNormBwdInfer,
+    ReferenceBatchNormBwdTrain,
+    statistics_dtype,
+)
+from tileops.kernels.batch_norm.interface import BATCH_CAP
+from tileops.ops.backward_op import BackwardOp
+from tileops.ops.checks import (
+    aligned,
+    check_beside,
+    check_floating,
+    check_like,
+    check_tensor,
+    contiguous,
+    dense,
+    shown_dtype,
+    shown_shape,
+)
+from tileops.ops.norm.shape import channels_last, dtype_of, empty_in_order, like_channels_last
+
+
+class BatchNormBwdOp(BackwardOp):
+    """The gradients of batch norm.
+
+    In training the statistics are functions of x, in inference they are constants: two kernel interfaces,
+    `batch_norm_bwd_train` and `batch_norm_bwd_infer`.
+
+    Args:
+        training: Whether the statistics are those of x.
+        need: Whether the gradients of x, weight and bias are wanted.
+        bias_dtype: The dtype of the bias's gradient; None for that of the weight, of x where there is none.
+        target: A target that takes the op over, instead of kernel selection.
+    """
+
+    interfaces = {"batch_norm_bwd_train": BatchNormBwdTrain, "batch_norm_bwd_infer": BatchNormBwdInfer}
+    kernel_types = {"reference_train": ReferenceBatchNormBwdTrain, "reference_infer": ReferenceBatchNormBwdInfer}
+    any_layout = True  # channels-last memory is served as it is
+    results = ("grad_x", "grad_weight", "grad_bias")
+
+    def __init__(
+        self,
+        training: bool = True,
+        need: Sequence[bool] = (True, True, True),
+        bias_dtype: torch.dtype | None = None,
+        *,
+        target: str | None = None,
+    ) -> None:
+        super().__init__(need, target=target)
+        self.training = bool(training)
+        self.bias_dtype = bias_dtype
+
+    def forward(
+        self, grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None = None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients of x, weight and bias of `BatchNormFwdOp`.
+
+        Args:
+            grad: The gradient of the output: x's shape and dtype, on x's device, any layout.
+            x: The input of the forward: `(N, C, *spatial)`, floating point, any layout; channels-last memory is
+                served as it is.
+            mean: `(C,)`, float32 (float64 for float64), on x's device: the mean that the forward used.
+            invstd: Likewise, `1 / sqrt(var + eps)`.
+            weight: `(C,)`, float32 or x's dtype, on x's device.
+
+        Returns:
+            `(grad_x, grad_weight, grad_bias)`, new: x's shape, dtype and memory order; `(C,)` and the weight's
+            dtype; `(C,)` and `bias_dtype`. None for what is not needed, and for the gradient of an absent weight.
+            No argument is written.
+
+        Raises:
+            InputError: An argument does not fit.
+            OpNotAvailableError: No kernel serves the call.
+            AmbiguousDispatchError: Several kernels do and none is preferred.
+
+        Numerics: sums in float32 (float64 for float64).
+        Source: arXiv:1502.03167; agrees with the gradients of `torch.nn.functional.batch_norm`.
+        """
+        interface, call = self.request(x, weight)
+        kernel = self.kernel_for(interface, call)
+        if call.channels_last:
+            x, grad = aligned(x), aligned(like_channels_last(grad))
+        else:
+            x, grad = contiguous(x), contiguous(grad)
+        return kernel(grad, x, contiguous(mean), contiguous(invstd), dense(weight))
+
+    def request(self, x: Tensor, weight: Tensor | None = None) -> tuple[str, BatchNormBwdCall]:
+        """The interface and the call spec. x alone says what device and dtype everything has."""
+        of_x, of_weight, of_bias = self.need
+        call = BatchNormBwdCall(
+            device=x.device,
+            n=size_class(x.shape[0], BATCH_CAP),
+            c=x.shape[1],
+            spatial=math.prod(x.shape[2:]),
+            dtype=x.dtype,
+            channels_last=channels_last(x),
+            weight_dtype=dtype_of(weight),
+            bias_dtype=self._bias_dtype(x, weight) if of_bias else None,
+            need=(of_x, of_weight and weight is not None, of_bias),
+        )
+        return "batch_norm_bwd_train" if self.training else "batch_norm_bwd_infer", call
+
+    def _bias_dtype(self, x: Tensor, weight: Tensor | None) -> torch.dtype:
+        return self.bias_dtype or (x if weight is None else weight).dtype
+
+    def check(self, grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None = None) -> None:
+        """Refuse arguments that do not fit."""
+        check_floating("x", x)
+        if x.dim() < 2:
+            raise InputError(f"x has shape {shown_shape(x.shape)}; batch norm takes (N, C, *spatial), two axes or more")
+        check_like("grad", grad, x)
+        kept = statistics_dtype(x.dtype)
+        for name, statistic in (("mean", mean), ("invstd", invstd)):
+            check_tensor(name, statistic)
+            check_beside(name, statistic, x, x.shape[1:2], of="one value per channel of x")
+            if statistic.dtype is not kept:
+                raise InputError(f"{name} is {shown_dtype(statistic.dtype)}; it must be {shown_dtype(kept)}")
+        check_beside("weight", weight, x, x.shape[1:2], of="one value per channel of x")
+
+    def empty_results(
+        self, grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None = None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """A gradient of x without elements, and sums over no values."""
+        of_x, of_weight, of_bias = self.wanted(grad, x, mean, invstd, weight)
+        return (
+            empty_in_order(x) if of_x else None,
+            x.new_zeros(x.shape[1], dtype=dtype_of(weight)) if of_weight else None,
+            x.new_zeros(x.shape[1], dtype=self._bias_dtype(x, weight)) if of_bias else None,
+        )

@@ -1,0 +1,235 @@
+"""The torch ops: their definitions, and what torch's dispatcher runs for them.
+
+A torch op is defined when it is first asked for. Its schema is read from the annotations of `forward` and of
+the constructor, its name from the class: `LayerNormFwdOp` is `layer_norm`, and `acme.ops.RowOp` of somebody
+else's is `acme__RowOp`.
+
+Each has an inner one, `_layer_norm`, of the same schema: what the public one calls once autograd has seen the
+call. It is what compiled graphs run, and torch never enters Python for autograd there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from tileops.autograd import tangent_refusal, with_gradient
+from tileops.backend.loading import load
+from tileops.catalogue import IN_TREE_OPS, find_op
+from tileops.errors import DeclarationError, InputError
+from tileops.torch_guards import PLAIN
+from tileops.torch_schema import Route, from_torch, op_with, route_of, schema_of, to_torch, torch_op_name
+
+# Private names of torch, with `OpOverload.redispatch` and those of forward_ad below. A test names each.
+_C: Final = cast("Any", torch._C)
+_transforms: Final[Callable[[], bool]] = _C._are_functorch_transforms_active
+_below_autograd: Final[Callable[[], Any]] = _C._AutoDispatchBelowAutograd
+_after_autograd: Final[Any] = _C._after_autograd_keyset
+_without_keys: Final[Callable[[Any], Any]] = _C._ExcludeDispatchKeyGuard
+_key_set: Final[Callable[[Any], Any]] = _C.DispatchKeySet
+_key: Final[Callable[[str], Any]] = _C._dispatch_key_parse
+_forward_ad: Final = cast("Any", forward_ad)
+
+_AUTOCAST: Final = ("cpu", "cuda", "hpu", "mps", "xla", "xpu")
+"""Device types with an autocast key of their own."""
+
+_library: Final = torch.library.Library("tileops", "FRAGMENT")
+_lock = threading.RLock()  # not Final: a forked child gets a new one
+_schemas: Final[dict[str, str]] = {}
+_owners: Final[dict[str, Any]] = {}
+
+
+def _after_fork_in_child() -> None:
+    global _lock  # noqa: PLW0603 - nobody in the child can release the parent's lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def declare(cls: Any) -> None:
+    """Enter an op class, when it is created. Nothing is defined and no annotation is read yet.
+
+    A class made again (a reload, a cell run twice) takes its torch ops over where the schema is the same.
+    """
+    cls._routes = tuple(route_of(cls, suffix, part) for suffix, part in cls.torch_ops.items())
+    with _lock:
+        for route in cls._routes:
+            if _schemas.get(route.name) in (None, _schema_or_none(cls, route)):
+                _owners[route.name] = cls
+
+
+def _schema_or_none(cls: Any, route: Route) -> str | None:
+    """The class's schema, where one by this name is defined already: what a reload compares."""
+    if route.name not in _schemas:
+        return None
+    try:
+        return schema_of(cls, route)
+    except DeclarationError:
+        return "unreadable"
+
+
+def owner_of(name: str) -> Any:
+    """The op class that the torch op called `name` belongs to; None where there is none."""
+    return _owners.get(name)
+
+
+def packet(namespace: Any, name: str, find: Callable[[Any, str], Any]) -> Any:
+    """`torch.ops.tileops.<name>`, defined where it was not.
+
+    Threads that ask at once get one packet with one overload: torch's own namespace may make several, and its
+    dispatcher keeps a borrowed pointer to one that is then freed.
+    """
+    public = name if name in _owners else name.removeprefix("_")  # `__main____RowOp` begins with one of its own
+    for op in IN_TREE_OPS:
+        if public.startswith(torch_op_name("tileops", op)):
+            find_op(op)
+    if public not in _owners:
+        load()  # a backend may bring the op
+    with _lock:
+        _define(public)
+        found: Any = namespace.__dict__.get(name)
+        return find(namespace, name) if found is None else found
+
+
+def _define(name: str) -> None:
+    """Define the torch op called `name` and its inner one, once, where some op class has it."""
+    cls = _owners.get(name)
+    if cls is None or name in _schemas:
+        return
+    route = _named(cls, name)
+    schema = schema_of(cls, route)
+    _schemas[name] = schema  # before: `define` asks the namespace whether it has such an op
+    tags = _tags(route)
+    # Each kernel looks the class up by name when it runs, so that a reloaded one takes over.
+    for defined in (name, f"_{name}"):
+        _library.define(f"{'_' * (defined != name)}{schema}", tags=tags)
+        _library.impl(defined, partial(_run, name), "CompositeExplicitAutograd")
+        _library.impl(defined, partial(_meta, name), "Meta")
+        torch.library.register_vmap(f"tileops::{defined}", partial(_each, name, defined), lib=_library)
+    _library.impl(name, partial(_autograd, name), "Autograd", with_keyset=True)
+    _library.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
+    for device, dtype in route.autocast:
+        key = f"Autocast{device.upper() if device in _AUTOCAST else 'PrivateUse1'}"
+        _library.impl(name, partial(_autocast, name, device, dtype, _key_set(_key(key))), key)
+
+
+def _tags(route: Route) -> tuple[torch.Tag, ...]:
+    """What compilers may do. Before torch 2.7 there is no word for contiguous arguments, and they keep theirs."""
+    contiguous = getattr(torch.Tag, "needs_contiguous_strides", None)
+    return (torch.Tag.pt2_compliant_tag, *([contiguous] if route.contiguous and contiguous is not None else []))
+
+
+def _named(cls: Any, name: str) -> Route:
+    return next(route for route in cls._routes if route.name == name)
+
+
+# ------------------------------------------------------------------------------------------------------ kernels
+
+
+def _run(name: str, *given: Any) -> Any:
+    """The implementation, on every device: what the eager call does, selection included."""
+    route, op = _rebuilt(name, given)
+    return to_torch(route, op._run(*given[: len(route.arguments)]))
+
+
+def _meta(name: str, *given: Any) -> Any:
+    """What comes back, without data: the checks of the eager call, then empty results."""
+    route, op = _rebuilt(name, given)
+    op.check(*given[: len(route.arguments)])
+    return to_torch(route, op.empty_results(*given[: len(route.arguments)]))
+
+
+def _autograd(name: str, keys: Any, *given: Any) -> Any:
+    """Record the call where a gradient is wanted; refuse a tangent, which would be lost; go on below autograd."""
+    cls = _owners[name]
+    present = [one for one in given[: len(_named(cls, name).arguments)] if one is not None]
+    if _forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(one).tangent is not None for one in present):
+        raise tangent_refusal(cls.__name__)
+    transformed = _transforms()
+    torch_op = getattr(torch.ops.tileops, name if transformed else f"_{name}").default
+    # Under a transform the levels below must meet the public op again.
+    below = partial(torch_op.redispatch, keys & _after_autograd) if transformed else torch_op
+    if torch.is_grad_enabled() and any(one.requires_grad for one in present):
+        return _recorded(name, below, transformed, given)
+    with _below_autograd():
+        return below(*given)
+
+
+def _recorded(name: str, below: Callable[..., Any], transformed: bool, given: Sequence[Any]) -> Any:
+    """The call with its backward."""
+    route, op = _rebuilt(name, given)
+    count = len(route.arguments)
+
+    def run(*tensors: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            if transformed:  # levels below record for themselves, and `forward` of an autograd.Function turns it off
+                stack.enter_context(torch.enable_grad())
+                stack.enter_context(_forward_ad._set_fwd_grad_enabled(True))  # noqa: FBT003 - torch's own signature
+            stack.enter_context(_below_autograd())
+            return from_torch(route, op, tensors, below(*tensors, *given[count:]))
+
+    tensors = given[:count]
+    if not transformed:
+        real = all(type(one) in PLAIN and (one is None or one.device.type != "meta") for one in tensors)
+        return to_torch(route, with_gradient(op, tensors, run, looks_up=real))
+    from torch._functorch.utils import enable_single_level_autograd_function
+
+    with enable_single_level_autograd_function():
+        return to_torch(route, with_gradient(op, tensors, run, looks_up=False))
+
+
+def _autocast(name: str, device: str, dtype: torch.dtype, keys: Any, *given: Any) -> Any:
+    """Under autocast: floating-point arguments in the dtype that torch's own table gives them."""
+    cast_ones = [
+        one.to(dtype)
+        if isinstance(one, Tensor)
+        and one.is_floating_point()
+        and one.device.type == device
+        and one.dtype is not torch.float64
+        else one
+        for one in given
+    ]
+    with _without_keys(keys):
+        return getattr(torch.ops.tileops, name).default(*cast_ones)
+
+
+def _each(name: str, defined: str, info: Any, dims: Sequence[Any], *given: Any) -> Any:
+    """Under vmap: one call for each sample."""
+    cls = _owners[name]
+    route = _named(cls, name)
+    for argument, tensor, dim in zip(route.arguments, given, dims):
+        if argument in route.writes and tensor is not None and dim is None:
+            raise InputError(
+                f"{argument} is written, once for each sample of a vmap: give it a batch dimension as well"
+            )
+    torch_op = getattr(torch.ops.tileops, defined).default
+    batched = [isinstance(one, Tensor) and dim is not None for one, dim in zip(given, dims)]
+    samples = [
+        torch_op(*(one.select(dim, i) if is_batched else one for one, dim, is_batched in zip(given, dims, batched)))
+        for i in range(info.batch_size)
+    ]
+    if isinstance(samples[0], Tensor):
+        return torch.stack(samples), 0
+    results = tuple(torch.stack(one) for one in zip(*samples))
+    return results, (0,) * len(results)
+
+
+def _rebuilt(name: str, given: Sequence[Any]) -> tuple[Route, Any]:
+    """The route and an op with these parameters. torch leaves out trailing arguments that have their default."""
+    cls = _owners[name]
+    route = _named(cls, name)
+    values = [
+        tuple(cast("Any", one)) if isinstance(one, (list, tuple)) else one for one in given[len(route.arguments) :]
+    ]
+    target = values[len(route.parameters)] if len(values) > len(route.parameters) else None
+    return route, op_with(cls, (*zip(route.parameters, values), *route.where), cast("str | None", target))
