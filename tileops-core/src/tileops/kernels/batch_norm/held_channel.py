@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Final, final
+from typing import final
 
 from torch import Tensor
 
@@ -20,8 +20,11 @@ from tileops.kernels.batch_norm.launch import (
 from tileops.kernels.batch_norm.regions import HeldPlan, held_plans, refusal_of, vector_width
 from tileops.kernels.kernel_base import Entry
 
-REGISTERS: Final = 64
-"""Registers of a thread: 1024 threads share an SM's 65536."""
+SM_WARPS = 32
+"""Warps that share an SM's registers: 1024 threads."""
+
+REGISTERS = 64
+"""What then is left to a thread."""
 
 
 @final
@@ -70,6 +73,7 @@ def _launch(call: BatchNormTrainCall, plan: HeldPlan) -> Launch:
         vector=vector_width(call.spatial, call.dtype),
         blocks=plan.blocks,
         most_warps=plan.most_warps,
+        fill_warps=-(-call.sm_count * SM_WARPS // (call.c * plan.blocks)),
         held_steps=plan.held,
         parked_steps=plan.parked,
         parking_group=plan.group,

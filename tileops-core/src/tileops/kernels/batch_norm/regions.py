@@ -72,13 +72,6 @@ CLUSTER_SHARERS: Final = 2
 CLUSTER_BLOCKS: Final = 8
 """The largest cluster that every board with clusters runs."""
 
-SMALL_CLUSTER_BLOCKS: Final = 4
-"""Blocks of a cluster that holds a channel in registers, where that leaves no SM without a block.
-
-Measured on an H200 in float16, µs of 2, 4 and 8 blocks: 50 KB a channel (32, 128, 784) 7.8, 8.8, 9.2; 100 KB
-(64, 512, 784) 36.2, 36.0, 38.4; 200 KB (32, 256, 3136) 38.6, 37.5, 36.6, two blocks with values parked.
-"""
-
 CLUSTER_ARCH: Final = 90
 
 PARKING_REGISTERS: Final = 16
@@ -149,8 +142,9 @@ def tile_of(call: BatchNormTrainCall, least_bytes: int) -> Tile:
 
 
 def held_tile(call: BatchNormTrainCall) -> tuple[Tile, int]:
-    """The tile that one block holds, and its vectors a thread. Narrow, so that many rows stay on chip."""
-    tile = tile_of(call, SECTOR_PAIR)
+    """The tile that one block holds, and its vectors a thread. Wide tiles only where there are enough of them."""
+    wide = tile_of(call, LINE_BYTES)
+    tile = wide if wide.tiles >= 2 * call.sm_count else tile_of(call, SECTOR_PAIR)
     registers = LONE_REGISTERS if tile.tiles >= call.sm_count else FEW_REGISTERS
     return tile, held_steps(tile.vector, call.dtype, registers)
 
@@ -238,11 +232,10 @@ def held_plans(call: BatchNormTrainCall) -> tuple[HeldPlan, ...]:
     lone = plan(1, LONE_WARPS, THREAD_BYTES // vector_bytes, 0, LONE_BLOCK_BYTES)
     if call.arch < CLUSTER_ARCH:
         return (lone,) if lone.most_n else ()
-    blocks = SMALL_CLUSTER_BLOCKS if call.c * SMALL_CLUSTER_BLOCKS >= call.sm_count else CLUSTER_BLOCKS
-    held = plan(blocks, CLUSTER_WARPS, held_steps(vector, call.dtype), 0)
     room = call.smem_budget // CLUSTER_SHARERS - SHARED_RESERVE
     parked = room // (CLUSTER_WARPS * WARP * vector_bytes) // group * group
+    wide = plan(CLUSTER_BLOCKS, CLUSTER_WARPS, held_steps(vector, call.dtype), 0)
     parking = plan(CLUSTER_BLOCKS, CLUSTER_WARPS, held_steps(vector, call.dtype, BESIDE_PARKING), parked)
     return tuple(
-        each for each, fewer in ((lone, 0), (held, lone.most_n), (parking, held.most_n)) if each.most_n > fewer
+        each for each, fewer in ((lone, 0), (wide, lone.most_n), (parking, wide.most_n)) if each.most_n > fewer
     )
