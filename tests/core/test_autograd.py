@@ -155,7 +155,8 @@ def test_each_gradient_has_the_dtype_of_its_argument(dtype: torch.dtype, affine:
         with torch.no_grad():
             wide = leaves(*(one.double() for one in given))
         up = drawn(4, N, seed=9, dtype=dtype)
-        y = OURS[name](*given)
+        with tileops.selection(exclude="example:row"):  # it would be compiled
+            y = OURS[name](*given)
         got = torch.autograd.grad(y, given, up.to(y.dtype))
         expected = torch.autograd.grad(PLAIN[name](*wide), wide, up.double())
         for one, right, argument in zip(got, expected, given):
@@ -643,7 +644,7 @@ def test_autocast_gives_arguments_the_dtype_that_the_op_declares(compiled: bool,
     op: Any = CastLayerNormOp(N)
     call = torch.compile(op, backend="aot_eager", fullgraph=True) if compiled else op
     x, w, b = (one.bfloat16().requires_grad_() for one in (X, W, B))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16), tileops.selection(exclude="example:row"):  # it would be compiled
         y = call(x, w, b)
     assert y.dtype is torch.float32
     wide = leaves(*(one.detach().double() for one in (x, w, b)))
