@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
@@ -73,3 +75,25 @@ def test_kernels_for_other_boards_compile(board):
     call = LayerNormCall(CUDA, 1024, HALF).on(board)
     _, factory = LayerNormFwdOp.kernel_types[LayerNormFwdOp.selection("layer_norm", call).key].entry_for(call)
     assert kernels_of(factory())
+
+
+def test_threads_trace_programs_one_at_a_time(monkeypatch):
+    from tileops.kernels import shared_program
+
+    inside = 0
+    seen = list[int]()
+
+    class Tracer:
+        @staticmethod
+        def prim_func(function):
+            nonlocal inside
+            inside += 1
+            time.sleep(0.001)
+            seen.append(inside)
+            inside -= 1
+            return function
+
+    monkeypatch.setattr(shared_program, "T", Tracer)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: shared_program.traced(len), range(32)))
+    assert seen == [1] * 32

@@ -8,6 +8,8 @@ that took part ends with the same bits.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +38,7 @@ __all__ = [
     "sized_block_sum",
     "take_origin",
     "tilelang_dtype",
+    "traced",
     "vector_elements",
 ]
 
@@ -51,6 +54,28 @@ _PASSES = {
     # Each shared buffer keeps its own memory: reuse would cost a barrier to save a few bytes.
     "tl.disable_shared_memory_reuse": True,
 }
+
+
+_tracing = threading.Lock()  # not Final: a forked child gets a new one
+
+
+def _renew_lock() -> None:
+    global _tracing  # noqa: PLW0603 - nobody in the child can release the parent's lock
+    _tracing = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def traced(function: Callable[..., None]) -> Any:
+    """`T.prim_func`, in one thread at a time.
+
+    TileLang parses the program's text, and CPython 3.11 counts how deep a parser is for all threads together. Where a
+    garbage collection lets a second thread parse in between, that is "AST constructor recursion depth mismatch".
+    """
+    with _tracing:
+        return T.prim_func(function)
 
 
 def compile_program(prim_func: Any, arch: int) -> Callable[..., Any]:

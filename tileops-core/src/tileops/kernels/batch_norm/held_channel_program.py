@@ -32,6 +32,7 @@ from tileops.kernels.shared_program import (
     merge_moments,
     sized_block_sum,
     tilelang_dtype,
+    traced,
 )
 
 __all__ = ["held_channel_program"]
@@ -159,7 +160,7 @@ def held_channel_program(
     n = T.dynamic("n")
     cluster_warps = block_warps(T.ceildiv(n * run_vectors, blocks), held_steps, most_warps)
 
-    @T.prim_func
+    @traced
     def main(
         x: T.Tensor((n, c, spatial), element),
         running_mean: T.Tensor((c,), FLOAT32),

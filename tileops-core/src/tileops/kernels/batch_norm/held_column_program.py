@@ -27,7 +27,7 @@ from tileops.kernels.batch_norm.statistics_program import (
     read_affine,
     read_running,
 )
-from tileops.kernels.shared_program import WARP, compile_sized_program, tilelang_dtype
+from tileops.kernels.shared_program import WARP, compile_sized_program, tilelang_dtype, traced
 
 __all__ = ["held_column_program"]
 
@@ -74,7 +74,7 @@ def held_column_program(
     most_down = most_warps * WARP // across
     block_warps = tile_warps(rows, across, steps, fill_warps, most_warps)
 
-    @T.prim_func
+    @traced
     def main(
         x: T.Tensor((rows, c * run), element),
         running_mean: T.Tensor((c,), FLOAT32),

@@ -18,6 +18,7 @@ from tileops.kernels.shared_program import (
     merge_moments_of_warps,
     take_origin,
     tilelang_dtype,
+    traced,
 )
 
 
@@ -46,7 +47,7 @@ def layer_norm_held_row(
     group = min(plan.lanes, WARP)
     rows = T.dynamic("rows")
 
-    @T.prim_func
+    @traced
     def layer_norm_held_row(
         x: T.Tensor((rows, n), held_type),
         weight: T.Tensor((n,), weight_type),

@@ -16,6 +16,7 @@ from tileops.kernels.shared_program import (
     merge_moments,
     take_origin,
     tilelang_dtype,
+    traced,
 )
 
 
@@ -76,7 +77,7 @@ def layer_norm_streamed_row(
         for j in T.vectorized(vector):
             y[row, column + j] = result[j]
 
-    @T.prim_func
+    @traced
     def layer_norm_streamed_row(
         x: T.Tensor((rows, n), held_type),
         weight: T.Tensor((n,), weight_type),

@@ -16,6 +16,7 @@ from tileops.kernels.shared_program import (
     load_columns_at,
     load_row,
     tilelang_dtype,
+    traced,
 )
 
 
@@ -33,7 +34,7 @@ def rms_norm_held_row(plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtyp
     blocks_per_sm = plan.blocks_per_sm(weight_registers if weight_early else 0)
     rows = T.dynamic("rows")
 
-    @T.prim_func
+    @traced
     def rms_norm_held_row(
         x: T.Tensor((rows, n), held_type),
         weight: T.Tensor((n,), weight_type),

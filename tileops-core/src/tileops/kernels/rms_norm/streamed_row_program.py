@@ -7,13 +7,7 @@ import tilelang.language as T
 import torch
 
 from tileops.kernels.row_plan import RowPlan
-from tileops.kernels.shared_program import (
-    WARP,
-    block_sum,
-    load_columns_at,
-    load_row_at,
-    tilelang_dtype,
-)
+from tileops.kernels.shared_program import WARP, block_sum, load_columns_at, load_row_at, tilelang_dtype, traced
 
 
 def rms_norm_streamed_row(plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtype: torch.dtype | None) -> Any:
@@ -53,7 +47,7 @@ def rms_norm_streamed_row(plan: RowPlan, dtype: torch.dtype, eps: float, weight_
         for j in T.vectorized(vector):
             y[row, column + j] = result[j]
 
-    @T.prim_func
+    @traced
     def rms_norm_streamed_row(
         x: T.Tensor((rows, n), held_type),
         weight: T.Tensor((n,), weight_type),
