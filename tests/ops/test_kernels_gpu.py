@@ -204,7 +204,6 @@ BATCHES = [
     (64, 256, 14, 14),
     (8, 16, 56, 56),
     (32, 64, 112, 112),
-    (32, 128, 28, 28),
     (4, 3, 512, 512),
     (1, 1, 1, 3),
 ]
@@ -270,7 +269,7 @@ def test_one_batch_norm_agrees_with_torch_at_every_batch_size(
     close: Any, c: int, side: int, channels_last: bool
 ) -> None:
     op = BatchNormFwdOp(training=True)
-    for n in (2, 3, 7, 8, 40, 83, 84, 167, 168, 400, 1300, 5000):
+    for n in (2, 3, 7, 8, 40, 83, 84, 177, 178, 400, 1300, 5000):
         if n * side * side > 1_200_000:
             continue
         x = drawn(n, c, side, side, dtype=torch.float16, mean=3)

@@ -23,15 +23,6 @@ __all__ = [
     "write_rows",
 ]
 
-TURN = 4
-"""Rows of a thread that are passed over together where the matrix ends before them."""
-
-SLOT_READS = 16
-"""Reads of a thread from shared memory that are under way at once where it adds up several channels."""
-
-CHANNEL_READS = 8
-"""The same for one channel; more are more registers."""
-
 
 @T.macro
 def read_rows(x, held, base, row, rows, column, stride, steps: int, vector: int):
@@ -39,12 +30,10 @@ def read_rows(x, held, base, row, rows, column, stride, steps: int, vector: int)
 
     They are counted from the row ``base`` on: a matrix may have more than 32 bits count, a part has not.
     """
-    for turn in T.unroll(steps // TURN):
-        if row + turn * TURN * stride < rows:
-            for step in T.unroll(turn * TURN, (turn + 1) * TURN):
-                if row + step * stride < rows:
-                    for lane in T.vectorized(vector):
-                        held[step, lane] = x[base + row + step * stride, column * vector + lane]
+    for step in T.unroll(steps):
+        if row + step * stride < rows:
+            for lane in T.vectorized(vector):
+                held[step, lane] = x[base + row + step * stride, column * vector + lane]
 
 
 @T.macro
@@ -53,15 +42,13 @@ def write_rows(
     centre, scale, shift,
 ):  # fmt: skip
     """Write ``(value - centre) * scale + shift``, lane by lane, for the rows that ``read_rows`` read."""
-    for turn in T.unroll(steps // TURN):
-        if row + turn * TURN * stride < rows:
-            for step in T.unroll(turn * TURN, (turn + 1) * TURN):
-                if row + step * stride < rows:
-                    for lane in T.vectorized(vector):
-                        value = from_origin(held[step, lane], origin[lane], dtype)
-                        y[base + row + step * stride, column * vector + lane] = T.cast(
-                            (value - centre[lane]) * scale[lane] + shift[lane], tilelang_dtype(dtype)
-                        )
+    for step in T.unroll(steps):
+        if row + step * stride < rows:
+            for lane in T.vectorized(vector):
+                value = from_origin(held[step, lane], origin[lane], dtype)
+                y[base + row + step * stride, column * vector + lane] = T.cast(
+                    (value - centre[lane]) * scale[lane] + shift[lane], tilelang_dtype(dtype)
+                )
 
 
 @T.macro
@@ -81,12 +68,10 @@ def row_sums(values, held, origin, dtype: torch.dtype, row, rows, stride, steps:
     """``values`` (float32, local) becomes each lane's sum of the rows held."""
     for lane in T.unroll(vector):
         values[lane] = 0.0
-    for turn in T.unroll(steps // TURN):
-        if row + turn * TURN * stride < rows:
-            for step in T.unroll(turn * TURN, (turn + 1) * TURN):
-                if row + step * stride < rows:
-                    for lane in T.unroll(vector):
-                        values[lane] = values[lane] + from_origin(held[step, lane], origin[lane], dtype)
+    for step in T.unroll(steps):
+        if row + step * stride < rows:
+            for lane in T.unroll(vector):
+                values[lane] = values[lane] + from_origin(held[step, lane], origin[lane], dtype)
 
 
 @T.macro
@@ -94,49 +79,36 @@ def row_square_sums(values, held, origin, dtype: torch.dtype, centre, row, rows,
     """``values`` (float32, local) becomes each lane's sum of squared deviations from ``centre[lane]``."""
     for lane in T.unroll(vector):
         values[lane] = 0.0
-    for turn in T.unroll(steps // TURN):
-        if row + turn * TURN * stride < rows:
-            for step in T.unroll(turn * TURN, (turn + 1) * TURN):
-                if row + step * stride < rows:
-                    for lane in T.unroll(vector):
-                        deviation = from_origin(held[step, lane], origin[lane], dtype) - centre[lane]
-                        values[lane] = values[lane] + deviation * deviation
+    for step in T.unroll(steps):
+        if row + step * stride < rows:
+            for lane in T.unroll(vector):
+                deviation = from_origin(held[step, lane], origin[lane], dtype) - centre[lane]
+                values[lane] = values[lane] + deviation * deviation
 
 
 @T.macro
-def channel_totals(
-    values, slots, totals, thread, across: int, down, most_down: int, run: int, channels: int, vector: int, warps
-):
+def channel_totals(values, slots, totals, thread, across: int, down, run: int, channels: int, vector: int, warps):
     """``totals`` (float32, shared, channels) becomes the sums of ``values`` over each channel of the tile.
 
-    ``slots`` is shared float32 of ``most_down`` rows of ``channels * run + 1``; the odd length spreads a column
+    ``slots`` is shared float32 of at least ``down`` rows of ``channels * run + 1``; the odd length spreads a column
     over the banks. Both may be used again: a barrier lies between any read here and the next call's write.
-    A warp takes a channel, or several at a time where a channel's values are few.
     """
-    most_reads = -(-most_down * run // WARP)
-    abreast = max(1, min(SLOT_READS // most_reads, channels // 2))
-    ahead = min(CHANNEL_READS, most_reads)
-    turns = 1 if most_reads == ahead else T.ceildiv(down * run, WARP * ahead)
-    total = T.alloc_local((abreast,), FLOAT32)
+    total = T.alloc_local((1,), FLOAT32)
     if thread // across < down:
         for lane in T.unroll(vector):
             slots[thread // across, thread % across * vector + lane] = values[lane]
     T.sync_threads()
-    for round_ in T.serial(T.ceildiv(channels, warps * abreast)):
-        for i in T.unroll(abreast):
-            total[i] = 0.0
-            channel = (round_ * abreast + i) * warps + thread // WARP
-            if channel < channels:
-                for turn in T.serial(turns):
-                    for j in T.unroll(ahead):
-                        place = (turn * ahead + j) * WARP + thread % WARP
-                        if place < down * run:
-                            total[i] = total[i] + slots[T.truncdiv(place, run), channel * run + T.truncmod(place, run)]
-        group_sum(total, abreast, WARP)
-        for i in T.unroll(abreast):
-            channel = (round_ * abreast + i) * warps + thread // WARP
-            if (thread % WARP == 0) and (channel < channels):
-                totals[channel] = total[i]
+    for round_ in T.serial(T.ceildiv(channels, warps)):
+        channel = round_ * warps + thread // WARP
+        total[0] = 0.0
+        if channel < channels:
+            for i in T.serial(T.ceildiv(down * run, WARP)):
+                place = i * WARP + thread % WARP
+                if place < down * run:
+                    total[0] = total[0] + slots[place // run, channel * run + place % run]
+        group_sum(total, 1, WARP)
+        if (thread % WARP == 0) and (channel < channels):
+            totals[channel] = total[0]
     T.sync_threads()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Final, final
+from typing import final
 
 from torch import Tensor
 
@@ -20,13 +20,16 @@ from tileops.kernels.batch_norm.launch import (
 from tileops.kernels.batch_norm.regions import HeldPlan, held_plans, refusal_of, vector_width
 from tileops.kernels.kernel_base import Entry
 
-REGISTERS: Final = 64
-"""Registers of a thread: 1024 threads share an SM's 65536."""
+SM_WARPS = 32
+"""Warps that share an SM's registers: 1024 threads."""
+
+REGISTERS = 64
+"""What then is left to a thread."""
 
 
 @final
 class HeldChannelBatchNorm(BatchNormTrain):
-    """One block a channel up to 48 KiB; from architecture 90 on a cluster of 2 or 8 up to 1 MiB."""
+    """One block a channel up to 48 KiB; from architecture 90 on a cluster of 8 up to about 1.1 MiB."""
 
     supported_archs = at_least(80)
 
@@ -70,6 +73,7 @@ def _launch(call: BatchNormTrainCall, plan: HeldPlan) -> Launch:
         vector=vector_width(call.spatial, call.dtype),
         blocks=plan.blocks,
         most_warps=plan.most_warps,
+        fill_warps=-(-call.sm_count * SM_WARPS // (call.c * plan.blocks)),
         held_steps=plan.held,
         parked_steps=plan.parked,
         parking_group=plan.group,

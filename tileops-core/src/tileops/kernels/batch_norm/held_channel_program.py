@@ -19,6 +19,7 @@ from tileops.kernels.batch_norm.statistics_program import (
     FLOAT32,
     add_moments,
     affine_dtype,
+    block_warps,
     channel_origin,
     hold,
     keep_statistics,
@@ -44,16 +45,6 @@ def clusters(channels: int, blocks: int, warps: Any) -> Any:
     if blocks == 1:
         return T.Kernel(channels, threads=threads)
     return T.ClusterKernel(channels * blocks, threads=threads, cluster_dims=(blocks, 1, 1))
-
-
-def block_warps(vectors: Any, steps: int, most: int) -> Any:
-    """Warps of a block that takes `vectors`, a run-time number: the size of a block is an argument of its launch.
-
-    As few as hold `steps` vectors a thread, also where that leaves SMs idle: a block's start and its barriers cost
-    more by the warp than they gain. Measured on an H200 in float16, µs of 8 and 13 warps against the 32 that fill an
-    SM: (2, 16, 4096) 2.8, 3.9; (1, 64, 12544) 4.0, 4.9. From 2 to `most`: one warp is mostly latency.
-    """
-    return T.min(most, T.max(2, T.ceildiv(vectors, WARP * steps)))
 
 
 @T.macro
@@ -145,6 +136,7 @@ def held_channel_program(
     vector: int,
     blocks: int,
     most_warps: int,
+    fill_warps: int,
     held_steps: int,
     parked_steps: int,
     parking_group: int,
@@ -153,12 +145,13 @@ def held_channel_program(
     """Compile ``(x, running_mean, running_var, weight, bias, y, mean, invstd)``, x and y as (n, c, spatial).
 
     Serves every batch size up to ``blocks * most_warps * WARP * (held_steps + parked_steps) * vector // spatial``;
-    ``parked_steps`` is a multiple of ``parking_group``, and ``registers`` how many a thread may take.
+    ``parked_steps`` is a multiple of ``parking_group``. ``fill_warps`` is as ``block_warps`` takes it, and
+    ``registers`` how many a thread may take.
     """
     element = tilelang_dtype(dtype)
     run_vectors = spatial // vector
     n = T.dynamic("n")
-    cluster_warps = block_warps(T.ceildiv(n * run_vectors, blocks), held_steps, most_warps)
+    warps = block_warps(T.ceildiv(n * run_vectors, blocks), held_steps, fill_warps, most_warps)
 
     @traced
     def main(
@@ -171,9 +164,7 @@ def held_channel_program(
         mean: T.Tensor((c,), FLOAT32),
         invstd: T.Tensor((c,), FLOAT32),
     ):
-        with clusters(c, blocks, cluster_warps) as block:
-            warps = T.alloc_var("int32")
-            warps = cluster_warps
+        with clusters(c, blocks, warps) as block:
             if blocks > 1:
                 T.cluster_arrive_relaxed()
             warp = T.get_thread_binding(1)

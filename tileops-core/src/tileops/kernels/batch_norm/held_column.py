@@ -44,7 +44,7 @@ class HeldColumnBatchNorm(BatchNormTrain):
             vector=tile.vector,
             across=tile.across,
             most_warps=COLUMN_THREADS // WARP,
-            fill_warps=COLUMN_THREADS // WARP // -(-tile.tiles // call.sm_count),
+            fill_warps=-(-call.sm_count * COLUMN_THREADS // (WARP * tile.tiles)),
             steps=steps,
             registers=REGISTERS,
         )

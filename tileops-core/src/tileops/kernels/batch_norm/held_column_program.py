@@ -24,24 +24,13 @@ from tileops.kernels.batch_norm.column_program import (
 from tileops.kernels.batch_norm.statistics_program import (
     FLOAT32,
     affine_dtype,
+    block_warps,
     read_affine,
     read_running,
 )
 from tileops.kernels.shared_program import WARP, compile_sized_program, tilelang_dtype, traced
 
 __all__ = ["held_column_program"]
-
-
-def tile_warps(rows: Any, across: int, steps: int, fill: int, most: int) -> Any:
-    """Warps of a block for `rows`, a run-time number: the size of a block is an argument of its launch.
-
-    As many as hold `steps` rows a thread, but at least `fill`, as far as there are rows for them: with so many, all
-    blocks run at once. A block too large to share an SM takes all that an SM has. At least two: a tile has at most
-    64 channels and vectors across, each with a thread of its own.
-    """
-    needed = T.ceildiv(T.ceildiv(rows, steps) * across, WARP)
-    shared = T.max(2, T.max(needed, T.min(fill, T.ceildiv(rows * across, WARP))))
-    return T.if_then_else(needed > most // 2, most, shared)
 
 
 def held_column_program(
@@ -64,15 +53,14 @@ def held_column_program(
 ) -> Callable[..., Any]:
     """Compile ``(x, running_mean, running_var, weight, bias, y, mean, invstd)``, x and y as (rows, c * run).
 
-    Serves up to ``most_warps * WARP // across * steps`` rows. ``fill_warps`` is as ``tile_warps`` takes it, and
+    Serves up to ``most_warps * WARP // across * steps`` rows. ``fill_warps`` is as ``block_warps`` takes it, and
     ``registers`` how many a thread may take.
     """
     element = tilelang_dtype(dtype)
     vectors = c * run // vector
     channels = across * vector // run
     rows = T.dynamic("rows")
-    most_down = most_warps * WARP // across
-    block_warps = tile_warps(rows, across, steps, fill_warps, most_warps)
+    warps = block_warps(T.ceildiv(rows, steps) * across * steps, steps, fill_warps, most_warps)
 
     @traced
     def main(
@@ -85,9 +73,7 @@ def held_column_program(
         mean: T.Tensor((c,), FLOAT32),
         invstd: T.Tensor((c,), FLOAT32),
     ):
-        with T.Kernel(-(-vectors // across), threads=[WARP, block_warps]) as tile:
-            warps = T.alloc_var("int32")
-            warps = block_warps
+        with T.Kernel(-(-vectors // across), threads=[WARP, warps]) as tile:
             thread = T.get_thread_binding(1) * WARP + T.get_thread_binding(0)
             row = thread // across
             column = tile * across + thread % across
@@ -107,7 +93,7 @@ def held_column_program(
             affine = T.alloc_local((2,), FLOAT32)
             kept = T.alloc_local((2,), FLOAT32)
             moments = T.alloc_local((3,), FLOAT32)
-            slots = T.alloc_shared((most_down, channels * run + 1), FLOAT32)
+            slots = T.alloc_shared((most_warps * WARP // across, channels * run + 1), FLOAT32)
             totals = T.alloc_shared((channels,), FLOAT32)
             table = T.alloc_shared((3, channels), FLOAT32)  # centre, scale, shift
 
@@ -117,16 +103,14 @@ def held_column_program(
                 read_running(kept, channel, running_mean, running_var, running)
             column_origins(origin, x, column, c * run, run, vector, dtype)
             row_sums(values, held, origin, dtype, row, limit, down, steps, vector)
-            channel_totals(values, slots, totals, thread, across, down, most_down, run, channels, vector, warps)
+            channel_totals(values, slots, totals, thread, across, down, run, channels, vector, warps)
             moments[0] = T.cast(rows, FLOAT32) * run
-            each = T.alloc_var(FLOAT32)  # one division for all lanes
-            each = 1.0 / moments[0]
             for lane in T.unroll(vector):
-                centre[lane] = totals[(thread % across * vector + lane) // run] * each
+                centre[lane] = totals[(thread % across * vector + lane) // run] / moments[0]
             if settles:
-                moments[1] = totals[thread] * each
+                moments[1] = totals[thread] / moments[0]
             row_square_sums(values, held, origin, dtype, centre, row, limit, down, steps, vector)
-            channel_totals(values, slots, totals, thread, across, down, most_down, run, channels, vector, warps)
+            channel_totals(values, slots, totals, thread, across, down, run, channels, vector, warps)
             if settles:
                 moments[2] = totals[thread]
                 settle_channel(

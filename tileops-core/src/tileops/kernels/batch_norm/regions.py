@@ -72,13 +72,6 @@ CLUSTER_SHARERS: Final = 2
 CLUSTER_BLOCKS: Final = 8
 """The largest cluster that every board with clusters runs."""
 
-PAIR_BLOCKS: Final = 2
-"""The smallest cluster, for channels that its registers hold, up to 128 KiB, where it leaves no SM without a block.
-
-Measured on an H200 in float16, µs of 2, 4 and 8 blocks: 50 KB a channel (32, 128, 784) 7.8, 8.8, 9.2; 100 KB
-(64, 512, 784) 36.2, 36.0, 38.4; beyond its registers, 200 KB (32, 256, 3136), 38.6, 37.5, 36.6.
-"""
-
 CLUSTER_ARCH: Final = 90
 
 PARKING_REGISTERS: Final = 16
@@ -149,12 +142,9 @@ def tile_of(call: BatchNormTrainCall, least_bytes: int) -> Tile:
 
 
 def held_tile(call: BatchNormTrainCall) -> tuple[Tile, int]:
-    """The tile that one block holds, and its vectors a thread.
-
-    Narrow, so that many rows stay on chip: measured on an H200 in float16, (2048, 32768) takes 101 µs in one launch
-    of narrow tiles, and 133 in two launches, since wide tiles of as many rows do not fit.
-    """
-    tile = tile_of(call, SECTOR_PAIR)
+    """The tile that one block holds, and its vectors a thread. Wide tiles only where there are enough of them."""
+    wide = tile_of(call, LINE_BYTES)
+    tile = wide if wide.tiles >= 2 * call.sm_count else tile_of(call, SECTOR_PAIR)
     registers = LONE_REGISTERS if tile.tiles >= call.sm_count else FEW_REGISTERS
     return tile, held_steps(tile.vector, call.dtype, registers)
 
@@ -228,7 +218,7 @@ class HeldPlan(NamedTuple):
 def held_plans(call: BatchNormTrainCall) -> tuple[HeldPlan, ...]:
     """The plans for a channel that stays on chip, the fewest resources first; every batch size has the same.
 
-    One block, while it is the fastest; then the registers of two, and of a full cluster; then its shared memory too.
+    One block, while it is the fastest; then the registers of a cluster; then its shared memory too.
     """
     vector = vector_width(call.spatial, call.dtype)
     vector_bytes = vector * call.dtype.itemsize
@@ -242,12 +232,10 @@ def held_plans(call: BatchNormTrainCall) -> tuple[HeldPlan, ...]:
     lone = plan(1, LONE_WARPS, THREAD_BYTES // vector_bytes, 0, LONE_BLOCK_BYTES)
     if call.arch < CLUSTER_ARCH:
         return (lone,) if lone.most_n else ()
-    held = held_steps(vector, call.dtype)
-    pair = plan(PAIR_BLOCKS, CLUSTER_WARPS, held, 0)
-    wide = plan(CLUSTER_BLOCKS, CLUSTER_WARPS, held, 0)
     room = call.smem_budget // CLUSTER_SHARERS - SHARED_RESERVE
     parked = room // (CLUSTER_WARPS * WARP * vector_bytes) // group * group
+    wide = plan(CLUSTER_BLOCKS, CLUSTER_WARPS, held_steps(vector, call.dtype), 0)
     parking = plan(CLUSTER_BLOCKS, CLUSTER_WARPS, held_steps(vector, call.dtype, BESIDE_PARKING), parked)
-    fills = call.c * PAIR_BLOCKS >= call.sm_count
-    plans = (lone, pair, wide, parking) if fills else (lone, wide, parking)
-    return tuple(plan for fewer, plan in zip((0, *(each.most_n for each in plans)), plans) if plan.most_n > fewer)
+    return tuple(
+        each for each, fewer in ((lone, 0), (wide, lone.most_n), (parking, wide.most_n)) if each.most_n > fewer
+    )

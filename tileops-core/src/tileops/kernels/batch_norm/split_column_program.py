@@ -91,12 +91,10 @@ def split_column_moments_program(
                     if row + step * down < limit:
                         count[1] = count[1] + 1.0
                 row_sums(values, chunk, origin, dtype, row, limit, down, unroll, vector)
-                # One division for all lanes, here and below.
-                share[0] = 1.0 / T.max(count[1], 1.0)
                 for lane in T.unroll(vector):
-                    centre[lane] = values[lane] * share[0]
+                    centre[lane] = values[lane] / T.max(count[1], 1.0)
                 row_square_sums(values, chunk, origin, dtype, centre, row, limit, down, unroll, vector)
-                # Chan's rule.
+                # Chan's rule, with one division for all lanes.
                 share[0] = count[1] / T.max(count[0] + count[1], 1.0)
                 for lane in T.unroll(vector):
                     delta = centre[lane] - means[lane]
@@ -107,12 +105,11 @@ def split_column_moments_program(
 
             for lane in T.unroll(vector):
                 values[lane] = means[lane] * count[0]
-            channel_totals(values, slots, totals, thread, across, down, down, run, channels, vector, threads // WARP)
-            share[0] = 1.0 / (T.cast(left, FLOAT32) * run)
+            channel_totals(values, slots, totals, thread, across, down, run, channels, vector, threads // WARP)
             for lane in T.unroll(vector):
-                centre[lane] = totals[(thread % across * vector + lane) // run] * share[0]
+                centre[lane] = totals[(thread % across * vector + lane) // run] / (T.cast(left, FLOAT32) * run)
                 values[lane] = squares[lane] + (means[lane] - centre[lane]) * count[0] * (means[lane] - centre[lane])
-            channel_totals(values, slots, totals, thread, across, down, down, run, channels, vector, threads // WARP)
+            channel_totals(values, slots, totals, thread, across, down, run, channels, vector, threads // WARP)
             for lane in T.unroll(vector):
                 if ((column * vector + lane) % run == 0) and (thread // across == 0) and (column < vectors):
                     channel = (column * vector + lane) // run

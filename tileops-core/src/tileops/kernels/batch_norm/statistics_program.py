@@ -6,14 +6,17 @@ mean. They are taken in two passes over values that are on chip: no square of a 
 mean that is large against the deviation costs nothing.
 """
 
+from typing import Any
+
 import tilelang.language as T
 import torch
 
-from tileops.kernels.shared_program import from_origin, merge_moments, tilelang_dtype
+from tileops.kernels.shared_program import WARP, from_origin, merge_moments, tilelang_dtype
 
 __all__ = [
     "add_moments",
     "affine_dtype",
+    "block_warps",
     "channel_origin",
     "hold",
     "keep_statistics",
@@ -28,6 +31,15 @@ FLOAT32 = "float32"
 def affine_dtype(dtype: torch.dtype | None) -> str:
     """The parameter type of an affine tensor. In an absent one's place comes a float32 tensor nobody reads."""
     return FLOAT32 if dtype is None else tilelang_dtype(dtype)
+
+
+def block_warps(vectors: Any, steps: int, fill: int, most: int) -> Any:
+    """Warps of a block that takes `vectors`, a run-time number: the size of a block is an argument of its launch.
+
+    As many as hold `steps` vectors a thread, but at least `fill`, as far as there are vectors for them: with so
+    many, all blocks together fill the chip once. From 2 to `most`: below two warps a block is mostly latency.
+    """
+    return T.min(most, T.max(2, T.max(T.ceildiv(vectors, WARP * steps), T.min(fill, T.ceildiv(vectors, WARP)))))
 
 
 @T.macro
