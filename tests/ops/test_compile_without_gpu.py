@@ -12,10 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 import pytest
 import torch
 from tileops.kernels.batch_norm import BatchNormInferCall, BatchNormTrainCall
+from tileops.kernels.fused_add_layer_norm import FusedAddLayerNormCall
+from tileops.kernels.fused_add_rms_norm import FusedAddRMSNormCall
 from tileops.kernels.kernel_base import kernels_of
 from tileops.kernels.layer_norm import LayerNormCall
 from tileops.kernels.rms_norm import RMSNormCall
-from tileops.norm import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+from tileops.norm import BatchNormFwdOp, FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
 
 CUDA = torch.device("cuda", 0)
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -41,6 +43,10 @@ CALLS = [
     (LayerNormFwdOp, "layer_norm", "streamed_row", LayerNormCall(CUDA, 200_003, HALF)),
     (RMSNormFwdOp, "rms_norm", "held_row", RMSNormCall(CUDA, 128, HALF, 1e-6)),
     (RMSNormFwdOp, "rms_norm", "streamed_row", RMSNormCall(CUDA, 1 << 18, SINGLE, 1e-6)),
+    (FusedAddLayerNormFwdOp, "fused_add_layer_norm", "held_row", FusedAddLayerNormCall(CUDA, 4096, BRAIN, 1e-6, BRAIN)),
+    (FusedAddLayerNormFwdOp, "fused_add_layer_norm", "streamed_row", FusedAddLayerNormCall(CUDA, 200_003, HALF)),
+    (FusedAddRMSNormFwdOp, "fused_add_rms_norm", "held_row", FusedAddRMSNormCall(CUDA, 4096, BRAIN, 1e-6, BRAIN)),
+    (FusedAddRMSNormFwdOp, "fused_add_rms_norm", "streamed_row", FusedAddRMSNormCall(CUDA, 1 << 16, SINGLE)),
     (
         BatchNormFwdOp,
         "batch_norm_fwd_train",
@@ -66,34 +72,40 @@ def test_a_kernel_for_an_h200_is_selected_and_compiles(op, interface, key, call)
 
 def test_every_in_tree_kernel_has_a_call_here():
     compiled = {(op, key) for op, _, key, _ in CALLS}
-    declared = {(op, key) for op in (LayerNormFwdOp, RMSNormFwdOp, BatchNormFwdOp) for key in op.kernel_types}
+    ops = (LayerNormFwdOp, RMSNormFwdOp, FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp, BatchNormFwdOp)
+    declared = {(op, key) for op in ops for key in op.kernel_types}
     assert compiled == declared
 
 
 @pytest.mark.parametrize("board", ["a100", "rtx5090"])
-def test_kernels_for_other_boards_compile(board):
-    call = LayerNormCall(CUDA, 1024, HALF).on(board)
-    _, factory = LayerNormFwdOp.kernel_types[LayerNormFwdOp.selection("layer_norm", call).key].entry_for(call)
+@pytest.mark.parametrize(
+    ("op", "interface", "call"),
+    [
+        (LayerNormFwdOp, "layer_norm", LayerNormCall(CUDA, 1024, HALF)),
+        (FusedAddLayerNormFwdOp, "fused_add_layer_norm", FusedAddLayerNormCall(CUDA, 1024, HALF)),
+    ],
+    ids=["layer_norm", "fused_add_layer_norm"],
+)
+def test_kernels_for_other_boards_compile(op, interface, call, board):
+    stated = call.on(board)
+    _, factory = op.kernel_types[op.selection(interface, stated).key].entry_for(stated)
     assert kernels_of(factory())
 
 
-def test_threads_trace_programs_one_at_a_time(monkeypatch):
-    from tileops.kernels import shared_program
+def test_threads_trace_programs_one_at_a_time():
+    from tileops.kernels.shared_program import traced
 
     inside = 0
     seen = list[int]()
 
-    class Tracer:
-        @staticmethod
-        def prim_func(function):
-            nonlocal inside
-            inside += 1
-            time.sleep(0.001)
-            seen.append(inside)
-            inside -= 1
-            return function
+    def trace(function):
+        nonlocal inside
+        inside += 1
+        time.sleep(0.001)
+        seen.append(inside)
+        inside -= 1
+        return function
 
-    monkeypatch.setattr(shared_program, "T", Tracer)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: shared_program.traced(len), range(32)))
+        list(pool.map(lambda _: traced(trace)(len), range(32)))
     assert seen == [1] * 32

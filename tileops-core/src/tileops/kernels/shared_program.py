@@ -36,6 +36,8 @@ __all__ = [
     "merge_moments",
     "merge_moments_of_warps",
     "sized_block_sum",
+    "store_row",
+    "store_row_at",
     "take_origin",
     "tilelang_dtype",
     "traced",
@@ -68,14 +70,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def traced(function: Callable[..., None]) -> Any:
-    """`T.prim_func`, in one thread at a time.
+def traced(decorator: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`decorator`, which is `T.prim_func` or `T.macro`, in one thread at a time; for functions made at a build.
 
-    TileLang parses the program's text, and CPython 3.11 counts how deep a parser is for all threads together. Where a
-    garbage collection lets a second thread parse in between, that is "AST constructor recursion depth mismatch".
+    TileLang parses the function's text, and CPython 3.11 counts how deep a parser is for all threads together. Where
+    a garbage collection lets a second thread parse in between, that is "AST constructor recursion depth mismatch".
     """
-    with _tracing:
-        return T.prim_func(function)
+
+    def decorate(function: Any) -> Any:
+        with _tracing:
+            return decorator(function)
+
+    return decorate
 
 
 def compile_program(prim_func: Any, arch: int) -> Callable[..., Any]:
@@ -222,11 +228,19 @@ def merge_moments_of_warps(moments, slots, threads: int):
 
 
 @T.macro
-def load_row(held, x, row, plan: RowPlan, lane):
-    """Load `lane`'s part of `x[row, :]` into `held` (local, plan.elements), in x's dtype."""
+def load_row(held, x, residual, row, plan: RowPlan, lane):
+    """Load `lane`'s part of row `row` of x + residual into `held` (local, plan.elements); see `load_row_at`."""
     for step in plan.steps:
         if plan.holds(step, lane):
-            load_row_at(held, step * plan.vector, x, row, plan.column(step, lane), plan.vector)
+            load_row_at(held, step * plan.vector, x, residual, row, plan.column(step, lane), plan.vector)
+
+
+@T.macro
+def store_row(y, row, held, plan: RowPlan, lane):
+    """Store `lane`'s part of row `row` of y, which is `held` (local, plan.elements) in y's dtype."""
+    for step in plan.steps:
+        if plan.holds(step, lane):
+            store_row_at(y, row, plan.column(step, lane), held, step * plan.vector, plan.vector)
 
 
 @T.macro
@@ -249,23 +263,39 @@ def keep_packed(held, plan: RowPlan):
 
 
 @T.macro
-def load_row_at(held, first, x, row, column, vector: int):
-    """Load the vector of `x[row, :]` at `column` into `held` (local) from `held[first]` on, in one access."""
+def load_row_at(held, first, x, residual, row, column, vector: int):
+    """Load the vector of row `row` of x + residual at `column` into `held` (local) from `held[first]` on.
+
+    The sum is in float32 and is rounded to their dtype. A residual of None is no addend.
+    """
     for j in T.vectorized(vector):
         held[first + j] = x[row, column + j]
+    if residual is not None:
+        addend = T.alloc_local((vector,), residual.dtype)
+        for j in T.vectorized(vector):
+            addend[j] = residual[row, column + j]
+        for j in T.unroll(vector):
+            total = T.cast(held[first + j], "float32") + T.cast(addend[j], "float32")
+            held[first + j] = T.cast(total, residual.dtype)
 
 
 @T.macro
-def take_origin(origin, x, row, vector: int, dtype: torch.dtype):
-    """`origin` (float32, local, 1) becomes the first value of `x[row, :]` in float32 input, else 0.
+def store_row_at(y, row, column, held, first, vector: int):
+    """Store the vector `held[first:]` (local) in row `row` of y at `column`, in one access."""
+    for j in T.vectorized(vector):
+        y[row, column + j] = held[first + j]
+
+
+@T.macro
+def take_origin(origin, x, residual, row, vector: int, dtype: torch.dtype):
+    """`origin` (float32, local, 1) becomes the first value of row `row` of x + residual in float32, else 0.
 
     The load is a vector's: TileLang fails to lower a scalar load at an index that is a multiple of 2**15.
     """
     first = T.alloc_local((vector,), tilelang_dtype(dtype))
     origin[0] = 0.0
     if dtype is torch.float32:
-        for j in T.vectorized(vector):
-            first[j] = x[row, j]
+        load_row_at(first, 0, x, residual, row, 0, vector)
         origin[0] = first[0]
 
 

@@ -37,7 +37,7 @@ def run_map_program(
     tile = threads * unroll
     runs = T.dynamic("runs", "int64")
 
-    @traced
+    @traced(T.prim_func)
     def main(
         x: T.Tensor((runs, spatial), element),
         running_mean: T.Tensor((c,), FLOAT32),
@@ -107,7 +107,7 @@ def column_map_program(
     tiles = -(-vectors // across)
     rows = T.dynamic("rows", "int64")
 
-    @traced
+    @traced(T.prim_func)
     def main(
         x: T.Tensor((rows, c * run), element),
         running_mean: T.Tensor((c,), FLOAT32),

@@ -153,7 +153,7 @@ def held_channel_program(
     n = T.dynamic("n")
     warps = block_warps(T.ceildiv(n * run_vectors, blocks), held_steps, fill_warps, most_warps)
 
-    @traced
+    @traced(T.prim_func)
     def main(
         x: T.Tensor((n, c, spatial), element),
         running_mean: T.Tensor((c,), FLOAT32),

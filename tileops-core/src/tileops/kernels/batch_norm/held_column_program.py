@@ -62,7 +62,7 @@ def held_column_program(
     rows = T.dynamic("rows")
     warps = block_warps(T.ceildiv(rows, steps) * across * steps, steps, fill_warps, most_warps)
 
-    @traced
+    @traced(T.prim_func)
     def main(
         x: T.Tensor((rows, c * run), element),
         running_mean: T.Tensor((c,), FLOAT32),

@@ -73,7 +73,7 @@ def split_moments_program(
     n = T.dynamic("n")
     parts = T.dynamic("parts")
 
-    @traced
+    @traced(T.prim_func)
     def main(x: T.Tensor((n, c, spatial), element), partials: T.Tensor((2, c, parts), FLOAT32), chunks: T.int32):
         with T.Kernel(parts * c, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
@@ -127,7 +127,7 @@ def split_apply_program(
     n = T.dynamic("n")
     parts = T.dynamic("parts")
 
-    @traced
+    @traced(T.prim_func)
     def main(
         x: T.Tensor((n, c, spatial), element),
         partials: T.Tensor((2, c, parts), FLOAT32),

@@ -51,7 +51,7 @@ def split_column_moments_program(
     rows = T.dynamic("rows", "int64")
     parts = T.dynamic("parts")
 
-    @traced
+    @traced(T.prim_func)
     def main(x: T.Tensor((rows, c * run), element), partials: T.Tensor((2, parts, c), FLOAT32), chunks: T.int32):
         with T.Kernel(parts * tiles, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
@@ -146,7 +146,7 @@ def split_column_apply_program(
     rows = T.dynamic("rows", "int64")
     parts = T.dynamic("parts")
 
-    @traced
+    @traced(T.prim_func)
     def main(
         x: T.Tensor((rows, c * run), element),
         partials: T.Tensor((2, parts, c), FLOAT32),
