@@ -22,6 +22,7 @@ __all__ = [
     "block_merge_moments",
     "block_sum",
     "compile_program",
+    "elements_of_group",
     "from_origin",
     "group_merge_moments",
     "group_sum",
@@ -218,6 +219,17 @@ def from_origin(value: Any, origin: Any, dtype: torch.dtype) -> Any:
     """
     value = T.cast(value, "float32")
     return value - origin if dtype is torch.float32 else value
+
+
+def elements_of_group(plan: RowPlan, lane: Any) -> Any:
+    """How many elements the warp of `lane` holds (float32), or the lane group where it is a whole row."""
+    if plan.lanes <= WARP:
+        return T.float32(plan.n)
+    vectors = plan.vectors // plan.lanes * WARP
+    beyond = plan.vectors % plan.lanes
+    if beyond:
+        vectors = vectors + T.max(0, T.min(WARP, beyond - lane // WARP * WARP))
+    return T.cast(vectors * plan.vector, "float32")
 
 
 def _butterfly(lanes: int) -> list[int]:
