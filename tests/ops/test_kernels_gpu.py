@@ -199,7 +199,9 @@ def test_rms_norm_agrees_with_torch_in_every_memory_layout(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "shape", [(1, 1), (70_001, 64), (5003, 250), (1, 4096), (2003, 3000), (531, 16384), (77, 65536), (9, 50_001)], ids=str
+    "shape",
+    [(1, 1), (70_001, 64), (5003, 250), (1, 4096), (2003, 3000), (531, 16384), (77, 65536), (9, 50_001)],
+    ids=str,
 )
 def test_row_norms_have_the_gradients_of_torch_in_every_number_of_rows(dtype: torch.dtype, shape: Any) -> None:
     rows, n = shape

@@ -193,13 +193,19 @@ def load_row_at(held, first, x, row, column, vector: int):
 def take_origin(origin, x, row, vector: int, dtype: torch.dtype):
     """`origin` (float32, local, 1) becomes the first value of `x[row, :]` in float32 input, else 0.
 
-    The load is a vector's: TileLang fails to lower a scalar load at an index that is a multiple of 2**15.
+    TileLang fails to lower a scalar load whose index is plainly a multiple of a number that 16 bits would hold as
+    negative, such as n = 2**15 or 50001: the load is a vector's, or at an index that is not plainly one.
     """
     first = T.alloc_local((vector,), tilelang_dtype(dtype))
+    start = T.alloc_local((1,), "int32")
     origin[0] = 0.0
     if dtype is torch.float32:
-        for j in T.vectorized(vector):
-            first[j] = x[row, j]
+        if vector > 1:
+            for j in T.vectorized(vector):
+                first[j] = x[row, j]
+        else:
+            start[0] = 0
+            first[0] = x[row, start[0]]
         origin[0] = first[0]
 
 

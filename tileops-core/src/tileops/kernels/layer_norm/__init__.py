@@ -1,4 +1,4 @@
-""""""
+"""Layer norm kernels, forward and backward: their interfaces, and ours."""
 
 from tileops.kernels.layer_norm.backward_interface import LayerNormBwd, LayerNormBwdCall
 from tileops.kernels.layer_norm.held_row import HeldRowLayerNorm

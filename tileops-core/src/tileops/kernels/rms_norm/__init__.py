@@ -1,4 +1,4 @@
-""""""
+"""RMS norm kernels, forward and backward: their interfaces, and ours."""
 
 from tileops.kernels.rms_norm.backward_interface import RMSNormBwd, RMSNormBwdCall
 from tileops.kernels.rms_norm.held_row import HeldRowRMSNorm
