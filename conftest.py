@@ -82,11 +82,13 @@ class Page:
         lines = [
             f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in groups.items()
         ]
-        name = project["name"].replace("-", "_")
-        metadata = f"{name}-{project['version']}.dist-info"
-        self.write(
-            f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-        )
+        folder = project["name"].replace("-", "_")
+        metadata = f"{folder}-{project['version']}.dist-info"
+        stated = [("Name", project["name"]), ("Version", project["version"])]
+        stated += [("Requires-Python", project["requires-python"])] if "requires-python" in project else []
+        stated += [("Requires-Dist", requirement) for requirement in project.get("dependencies", [])]
+        lines_of_metadata = "".join(f"{name}: {value}\n" for name, value in [("Metadata-Version", "2.1"), *stated])
+        self.write(f"{metadata}/METADATA", lines_of_metadata)
         self.write(f"{metadata}/entry_points.txt", "\n".join(lines))
         forget_modules(self.folder)
         as_in_a_new_process()
@@ -113,10 +115,11 @@ class Page:
 
 def as_in_a_new_process() -> None:
     """Forget registrations, look-ups, entries and what is installed."""
-    from tileops.backend import loading, registration
+    from tileops.backend import registration
+    from tileops.backend.process import Process, process
     from tileops.ops.op_base import clear
 
-    loading._loading = loading._Loading()
+    vars(process).update(vars(Process()))
     registration.update_registry(lambda _: registration.Registry())
     clear()
 
@@ -125,12 +128,13 @@ def as_in_a_new_process() -> None:
 def library_state() -> Iterator[None]:
     """Begin as a new process does; put everything back at the end."""
     from tileops import catalogue
-    from tileops.backend import loading, registration
+    from tileops.backend import registration
+    from tileops.backend.process import process
     from tileops.ops import op_base
 
     for op in catalogue.IN_TREE_OPS:  # ours stay when the page ends; only the page's own go
         catalogue.find_op(op)
-    registry, state = registration.registry(), loading._loading
+    registry, state = registration.registry(), dict(vars(process))
     op_classes, names = list(op_base._op_classes), dict(catalogue._classes)
     as_in_a_new_process()
     try:
@@ -139,7 +143,7 @@ def library_state() -> Iterator[None]:
         op_base._op_classes[:] = op_classes
         catalogue._classes.clear()
         catalogue._classes.update(names)
-        loading._loading = state
+        vars(process).update(state)
         registration.update_registry(lambda _: registry)
         op_base.clear()
 

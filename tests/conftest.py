@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import importlib_metadata
 import pytest
 import torch
 from tileops import catalogue
-from tileops.backend import loading, registration
+from tileops.backend import POLICY_VARIABLE, STRICT_VARIABLE, discovery, loading, registration
+from tileops.backend.process import Process, process
 from tileops.backend.registration import Registry
 from tileops.call_spec import CallSpec
 from tileops.kernels.kernel_base import Kernel, KernelInterface
@@ -23,18 +26,17 @@ from tileops.ops import entries, op_base
 from tileops.ops.op_base import Op
 
 CPU = torch.device("cpu")
+VARIABLES = (POLICY_VARIABLE, STRICT_VARIABLE)
 
 
 @pytest.fixture(autouse=True)
 def isolation() -> Iterator[None]:
     """Give back, after each test, what the process had registered, loaded, built and named before it."""
     registry = registration.registry()
-    state = loading._loading
-    loaded = (state.leader, state.installed, dict(state.pending))
+    state = {**vars(process), "pending": dict(process.pending)}
     names, classes, built = dict(catalogue._classes), list(op_base._op_classes), dict(entries._built)
     yield
-    loading._loading = state
-    state.leader, state.installed, state.pending = loaded
+    vars(process).update(state)
     ours = {name: cls for name, cls in catalogue._classes.items() if name in catalogue.IN_TREE_OPS}
     catalogue._classes.clear()
     catalogue._classes.update({**names, **ours})
@@ -53,8 +55,9 @@ def no_backends() -> None:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has not looked for backends yet; everything installed may be loaded."""
-    monkeypatch.delenv(loading.POLICY_VARIABLE, raising=False)
-    loading._loading = loading._Loading()
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    vars(process).update(vars(Process()))
     registration.update_registry(lambda _: Registry())
 
 
@@ -212,31 +215,51 @@ class Site:
         self.modules.add(name.partition(".")[0])
         importlib.invalidate_caches()
 
-    def distribution(self, name: str, entry_points: str, version: str = "1.0") -> Path:
-        """Write the metadata of a distribution; the path of its folder."""
-        folder = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
-        folder.mkdir()
-        folder.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        folder.joinpath("entry_points.txt").write_text(textwrap.dedent(entry_points))
+    def distribution(
+        self,
+        name: str,
+        entry_points: str | None,
+        version: str = "1.0",
+        *,
+        metadata: str = "",
+        suffix: str = "dist-info",
+    ) -> Path:
+        """Write the metadata of a distribution, with further lines of METADATA; the path of its folder."""
+        folder = self.folder / f"{name.replace('-', '_')}-{version}.{suffix}"
+        folder.mkdir(parents=True)
+        core = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{textwrap.dedent(metadata)}"
+        folder.joinpath("METADATA" if suffix == "dist-info" else "PKG-INFO").write_text(core)
+        folder.joinpath("RECORD").write_text(f"{folder.name}/METADATA,,\n{folder.name}/RECORD,,\n")
+        if entry_points is not None:
+            folder.joinpath("entry_points.txt").write_text(textwrap.dedent(entry_points))
         importlib.invalidate_caches()
         return folder
 
-    def backend(self, name: str, source: str, *, version: str = "1.0", attribute: str = "") -> str:
+    def backend(self, name: str, source: str, *, version: str = "1.0", attribute: str = "", metadata: str = "") -> str:
         """Install `tileops-backend-NAME` with one module, which its entry point names; the module's name."""
         module = f"plug_{name.replace('-', '_')}"
         self.module(module, source)
         value = f"{module}:{attribute}" if attribute else module
-        self.distribution(f"tileops-backend-{name}", f"[tileops.backends]\n{name} = {value}\n", version)
+        self.distribution(
+            f"tileops-backend-{name}", f"[tileops.backends]\n{name} = {value}\n", version, metadata=metadata
+        )
         return module
+
+    def another(self, folder: Path) -> Site:
+        """A second folder, whose modules are forgotten with those of this one."""
+        folder.mkdir()
+        other = Site(folder)
+        other.modules = self.modules
+        return other
 
     def python(
         self, code: str, *options: str, policy: str | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run a program in a process of its own, which sees the installed distributions."""
-        environment = {key: value for key, value in os.environ.items() if key != loading.POLICY_VARIABLE}
-        environment["PYTHONPATH"] = str(self.folder)
+        environment = {key: value for key, value in os.environ.items() if key not in VARIABLES}
+        environment["PYTHONPATH"] = os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
         if policy is not None:
-            environment[loading.POLICY_VARIABLE] = policy
+            environment[POLICY_VARIABLE] = policy
         command = [sys.executable, *options, "-c", textwrap.dedent(code)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
         assert not check or done.returncode == 0, done.stderr
@@ -254,6 +277,54 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     for name in list(sys.modules):
         if name.partition(".")[0] in made.modules:
             del sys.modules[name]
+
+
+@pytest.fixture
+def only_the_site(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide what is installed elsewhere from discovery, for tests that are about what they install themselves."""
+    folder = str(site.folder)
+    monkeypatch.setattr(discovery, "_distributions", lambda: importlib_metadata.distributions(path=[folder]))
+
+
+class WarmParent:
+    """Runs programs in children of one process that has imported torch."""
+
+    def __init__(self, folder: Path) -> None:
+        script = Path(__file__).with_name("warm_parent.py")
+        self._server = subprocess.Popen(
+            [sys.executable, "-W", "ignore::DeprecationWarning", str(script)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={name: value for name, value in os.environ.items() if name not in VARIABLES},
+        )  # fmt: skip
+        self._outputs = {name: folder / name for name in ("stdout", "stderr")}
+
+    def __call__(self, site: Site, program: str, *, policy: str | None = "-example", check: bool = True) -> Any:
+        """Run a program that sees what is installed in `site`; what it printed and its exit code."""
+        request = {
+            "folder": str(site.folder),
+            "environment": {} if policy is None else {POLICY_VARIABLE: policy},
+            "program": textwrap.dedent(program),
+            **{name: str(path) for name, path in self._outputs.items()},
+        }
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        print(json.dumps(request), file=self._server.stdin, flush=True)
+        code = int(self._server.stdout.readline())
+        printed = {name: path.read_text() for name, path in self._outputs.items()}
+        assert not check or code == 0, f"the program ended with {code}\n{printed['stderr']}"
+        return subprocess.CompletedProcess("program", code, **printed)
+
+    def end(self) -> None:
+        """End the parent."""
+        self._server.communicate()
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmParent]:
+    """Run a program in a process of its own, without the seconds that a new one takes to import torch."""
+    parent = WarmParent(tmp_path_factory.mktemp("forked"))
+    yield parent
+    parent.end()
 
 
 # ------------------------------------------------------------------------------------------------------- ops

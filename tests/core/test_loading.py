@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from textwrap import dedent
 from typing import Any
 
-import importlib_metadata
 import pytest
 import torch
 from tileops import LayerNormFwdOp, OpNotAvailableError
@@ -22,7 +21,7 @@ from tileops.backend import (
     status,
     unregister_kernel_type,
 )
-from tileops.backend.loading import POLICY_VARIABLE
+from tileops.backend.policy import POLICY_VARIABLE
 from tileops.backend.registration import registry
 from tileops.errors import BackendLoadWarning, RegistrationError
 from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
@@ -54,15 +53,8 @@ REGISTERS = (
 )
 
 
-@pytest.fixture
-def only_the_site(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide what is installed elsewhere from discovery: these tests are about what they install themselves."""
-    found = importlib_metadata.distributions
-    monkeypatch.setattr(importlib_metadata, "distributions", lambda: found(path=[str(site.folder)]))
-
-
 def record(name: str) -> BackendRecord:
-    (found,) = [one for one in registry().records if one.name == name]
+    (found,) = [one for one in registry().told() if one.name == name]
     return found
 
 

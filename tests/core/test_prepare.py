@@ -147,13 +147,13 @@ class Slow(LayerNorm):
 
 def test_64_threads_on_mixed_specs_are_right_while_kernels_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     builds: list[tuple[Any, ...]] = []
-    run_factory = entries._run_factory
+    run_factory = entries.run_factory
 
     def counted(implementation: Any, call: Any, factory: Any) -> Any:
         builds.append((implementation.cls, implementation.cls.entry_for(call)[0]))
         return run_factory(implementation, call, factory)
 
-    monkeypatch.setattr(entries, "_run_factory", counted)
+    monkeypatch.setattr(entries, "run_factory", counted)
     tileops.clear()
     inputs = {n: torch.randn(3, n, dtype=torch.float64) for n in range(33, 49)}
     right = {n: torch.nn.functional.layer_norm(x, (n,)) for n, x in inputs.items()}

@@ -28,7 +28,11 @@ def ship(backend: str, op: str = "FakeOp", /, **kernels: type[Any]) -> None:
     unit = Unit(owner)
     for key, cls in kernels.items():
         unit = unit.with_kernel(op, key, cls)
-    commit(unit, BackendRecord(backend, f"tileops-backend-{backend}", "1.0", registered=unit.lines()))
+    commit(
+        unit,
+        after=registry().units.get(backend),
+        record=BackendRecord(backend, f"tileops-backend-{backend}", "1.0", registered=unit.lines()),
+    )
 
 
 @pytest.fixture

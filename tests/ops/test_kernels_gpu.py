@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from tileops import (
+    BatchNormBwdOp,
     BatchNormFwdOp,
     CaptureError,
     LayerNormBwdOp,
@@ -37,7 +38,7 @@ COMPILERS = 8
 
 IMPLEMENTATIONS = [
     pytest.param(interface, kernel, id=f"{name}-{key}")
-    for op in (LayerNormFwdOp, LayerNormBwdOp, RMSNormFwdOp, RMSNormBwdOp, BatchNormFwdOp)
+    for op in (LayerNormFwdOp, RMSNormFwdOp, BatchNormFwdOp, LayerNormBwdOp, RMSNormBwdOp, BatchNormBwdOp)
     for name, interface in op.interfaces.items()
     for key, kernel in op.kernel_types.items()
     if issubclass(kernel, interface)

@@ -28,8 +28,7 @@ def buildable() -> Iterator[tuple[str, str, type[Any]]]:
     yield "RMSNormBwdOp", "torch", TorchRMSNormBwd
     yield "BatchNormBwdOp", "torch_train", TorchBatchNormBwdTrain
     yield "BatchNormBwdOp", "torch_infer", TorchBatchNormBwdInfer
-    missing = toolchain_missing()
-    if missing is None:
-        yield "LayerNormFwdOp", "row", TileLangRowLayerNorm
-    else:
+    if missing := toolchain_missing():
         note(f"layer norm in TileLang is left out: {missing}")
+    else:
+        yield "LayerNormFwdOp", "row", TileLangRowLayerNorm

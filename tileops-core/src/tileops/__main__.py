@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-_EXTRA = {"typer": "cli", "rich": "cli", "numpy": "cli", "safetensors": "cli", "skimage": "demo"}
+_EXTRA = {"typer": "cli", "rich": "cli", "numpy": "cli", "safetensors": "cli", "tomli": "cli", "skimage": "demo"}
 
 
 def main() -> None:

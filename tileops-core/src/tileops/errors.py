@@ -8,6 +8,8 @@
     │   ├── AmbiguousDispatchError       several kernels serve it and none is preferred
     │   ├── UnknownTargetError           a target that nobody registered
     │   ├── RegistrationError            a registration that cannot be taken
+    │   ├── BackendLoadError             something is wrong with a backend, and `strict` makes it an error
+    │   ├── Declined                     raised by a backend: it does not take part, or not in that one call
     │   ├── ScopeError                   a selection scope names what is not there
     │   ├── CaptureError (RuntimeError)  a kernel is not ready while a CUDA graph is captured
     │   └── BuildError (RuntimeError)    a kernel could not be built
@@ -89,6 +91,14 @@ class UnknownTargetError(BackendError):
 
 class RegistrationError(BackendError):
     """A registration that cannot be taken: a key that is used, a class that fits no interface."""
+
+
+class BackendLoadError(BackendError):
+    """Backends were loaded with `strict`, and something is wrong with one. Lists everything; the cause is chained."""
+
+
+class Declined(BackendError):  # noqa: N818 - what a backend says, `raise Declined("no npu here")`; nothing went wrong
+    """Raised by a backend, with the reason: it declines as a whole, or in a `build_kernel` that one call."""
 
 
 class ScopeError(BackendError):

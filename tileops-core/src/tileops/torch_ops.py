@@ -90,7 +90,7 @@ def packet(namespace: Any, name: str, find: Callable[[Any, str], Any]) -> Any:
     Threads that ask at once get one packet with one overload: torch's own namespace may make several, and its
     dispatcher keeps a borrowed pointer to one that is then freed.
     """
-    public = name.removeprefix("_")
+    public = name if name in _owners else name.removeprefix("_")  # `__main____RowOp` begins with one of its own
     for op in IN_TREE_OPS:
         if public.startswith(torch_op_name("tileops", op)):
             find_op(op)

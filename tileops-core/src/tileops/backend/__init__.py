@@ -11,6 +11,7 @@ below, or implements the hooks that `hookimpl` marks. Users install it and chang
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -20,9 +21,11 @@ from tileops.device import DeviceFacts, at_least
 from tileops.errors import (
     AmbiguousDispatchError,
     BackendError,
+    BackendLoadError,
     BackendLoadWarning,
     BuildError,
     DeclarationError,
+    Declined,
     KernelFaultWarning,
     OpNotAvailableError,
     RegistrationError,
@@ -32,13 +35,15 @@ from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
 from tileops.verdict import IN_TREE
 
 if TYPE_CHECKING:
-    from tileops.backend.discovery import POLICY_VARIABLE
-    from tileops.backend.loading import Recorder, load
+    from tileops.backend.loading import STRICT_VARIABLE, load
+    from tileops.backend.policy import POLICY_VARIABLE
+    from tileops.backend.recording import Recorder
     from tileops.backend.records import BackendRecord, State
     from tileops.backend.targets import TensorSpec, registered_targets
 
 _ON_FIRST_USE: Final = {
-    "POLICY_VARIABLE": "discovery",
+    "POLICY_VARIABLE": "policy",
+    "STRICT_VARIABLE": "loading",
     "BackendRecord": "records",
     "State": "records",
     "TensorSpec": "targets",
@@ -50,12 +55,15 @@ _ON_FIRST_USE: Final = {
 __all__ = [
     "IN_TREE",
     "POLICY_VARIABLE",
+    "STRICT_VARIABLE",
     "AmbiguousDispatchError",
     "BackendError",
+    "BackendLoadError",
     "BackendLoadWarning",
     "BackendRecord",
     "BuildError",
     "DeclarationError",
+    "Declined",
     "DeviceFacts",
     "Entry",
     "Kernel",
@@ -124,7 +132,8 @@ def unregister_kernel_type(op: str, key: str) -> None:
     if unit is None or kept == kernels:
         known = ", ".join(f"{name} {implementation.key!r}" for name, implementation in kernels) or "nothing"
         raise RegistrationError(f"the program has registered no {bare!r} for {op}; it has registered: {known}")
-    commit(type(unit)(unit.owner, kept, unit.builders, unit.readers, unit.notes))
+    if not commit(dataclasses.replace(unit, kernels=kept), after=unit):
+        unregister_kernel_type(op, key)  # another thread registered something meanwhile
 
 
 def register_kernel_builder(op: str, target: str, build_kernel: Callable[..., Any]) -> None:
@@ -162,17 +171,19 @@ def note(reason: str) -> None:
 
 
 def status() -> tuple[BackendRecord, ...]:
-    """What became of each installed backend, and what the program registered itself, in order of name."""
+    """What became of each installed backend, and what the program registered itself, in order of name.
+
+    Notes on names that this release does not have are as they are now: one goes when the op or the key appears.
+    """
     from tileops.backend.loading import load
     from tileops.backend.registration import registry
 
     load()
-    return registry().records
+    return registry().told()
 
 
 def _recorder_of_caller() -> Recorder:
     """What registers for whoever called the function that calls this one."""
-    from tileops.backend.loading import Recorder, owner_of_caller
+    from tileops.backend.recording import recorder_of_caller
 
-    owner = owner_of_caller(3)
-    return Recorder(lambda: owner)
+    return recorder_of_caller(3)

@@ -1,21 +1,23 @@
-"""Which backends are installed, and which of them may be loaded. Reads metadata and a variable; imports nothing."""
+"""Which backends are installed. Reads metadata; imports nothing of theirs."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+import sys
 from collections.abc import Iterable, Iterator
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tileops.backend.records import BackendRecord, State
-from tileops.backend.registration import LOCAL, Unit
-from tileops.errors import RegistrationError
+from tileops.backend.registration import LOCAL
 from tileops.verdict import IN_TREE, Owner
 
 if TYPE_CHECKING:
     import importlib_metadata
 
 GROUP: Final = "tileops.backends"
-POLICY_VARIABLE: Final = "TILEOPS_BACKENDS"
 RESERVED: Final = frozenset({IN_TREE, LOCAL.name})
 """Names that no backend can have: we use them ourselves."""
 _PREFIX: Final = "tileops-backend-"
@@ -30,9 +32,11 @@ class Installed:
         distribution: The distribution's normalised name.
         version: Its version.
         path: Where its metadata lies.
-        entry_points: Its entry points in our group, sorted by name and value.
-        modules: The modules that they name.
-        problem: Why its entry points could not be read; empty where they could.
+        entry_points: Its entry points in our group, no value twice, sorted by name and value.
+        requirements: What it requires, as its metadata writes it.
+        requires_python: The versions of Python that it runs on, as its metadata writes it; empty for all.
+        problem: Why its metadata could not be read; empty where it could.
+        shadowed_by: The copy of the same distribution that counts in its place; empty where it counts itself.
     """
 
     name: str
@@ -40,13 +44,30 @@ class Installed:
     version: str
     path: str
     entry_points: tuple[importlib_metadata.EntryPoint, ...] = ()
-    modules: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
+    requires_python: str = ""
     problem: str = ""
+    shadowed_by: str = ""
 
     @property
     def owner(self) -> Owner:
         """Who its registrations belong to."""
-        return Owner(self.name, f"{self.distribution} {self.version}")
+        return Owner(self.name, self.shipped_as)
+
+    @property
+    def shipped_as(self) -> str:
+        """Its distribution and version, as pip shows them."""
+        return f"{self.distribution} {self.version}".strip()
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The values of its entry points."""
+        return tuple(point.value for point in self.entry_points)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that its entry points name."""
+        return tuple(point.module for point in self.entry_points)
 
     @property
     def aliases(self) -> frozenset[str]:
@@ -54,20 +75,10 @@ class Installed:
         names = (self.name, self.distribution, *(point.name for point in self.entry_points))
         return frozenset(normalised_name(name) for name in names)
 
-    def record(self, state: State, unit: Unit | None = None, **details: Any) -> BackendRecord:
+    def record(self, state: State, **details: Any) -> BackendRecord:
         """A record of it in `state`."""
-        unit = unit or Unit(self.owner)
-        values = tuple(point.value for point in self.entry_points)
         return BackendRecord(
-            self.name,
-            self.distribution,
-            self.version,
-            self.path,
-            values,
-            state,
-            registered=unit.lines(),
-            notes=unit.all_notes(),
-            **details,
+            self.name, self.distribution, self.version, self.path, tuple(sorted(self.values)), state, **details
         )
 
 
@@ -79,97 +90,121 @@ def normalised_name(name: str) -> str:
 
 
 def installed_backends() -> tuple[Installed, ...]:
-    """Every installed backend, in order of name. Reads metadata only; imports nothing.
+    """Every installed backend, in order of name; of several copies of one distribution, the one that counts first.
 
-    Each distribution is read in a guard of its own, so that one malformed file anywhere hides nobody else. Of
-    two copies of one distribution, the first on the path counts.
+    Each distribution is read in a guard of its own, so that one malformed file anywhere hides nobody else.
     """
+    copies: dict[str, dict[str, Installed]] = {}
+    for distribution in _distributions():
+        backend = _read_distribution(distribution)
+        if backend is not None:  # one folder that is twice on the path holds no second copy
+            copies.setdefault(backend.distribution, {}).setdefault(os.path.realpath(backend.path), backend)
+    ranked = (_ranked(list(same.values())) for _, same in sorted(copies.items()))
+    named = sorted(_with_names_of_their_own(ranked), key=lambda same: same[0].name)
+    return tuple(backend for same in named for backend in same)
+
+
+def _distributions() -> Iterator[Any]:
+    """Every distribution on the path, in the path's order."""
     import importlib_metadata
 
-    found: dict[str, Installed] = {}
-    for distribution in cast("Any", importlib_metadata).distributions():
-        backend = _read_distribution(distribution)
-        if backend is not None:
-            found.setdefault(backend.distribution, backend)
-    return tuple(_with_names_of_their_own(sorted(found.values(), key=lambda backend: backend.distribution)))
+    context = cast("Any", importlib_metadata).DistributionFinder.Context()
+    for finder in list(sys.meta_path):
+        yield from _found_by(finder, context)
 
 
-def _with_names_of_their_own(backends: Iterable[Installed]) -> Iterator[Installed]:
-    """The backends, no two of one name: of two with one short name, the later goes by its distribution's."""
-    taken = set[str]()
-    for backend in backends:
-        if backend.name in RESERVED:
-            problem = f"a backend cannot be called {backend.name!r}: tileops uses that name itself"
-            yield dataclasses.replace(backend, name=f"{_PREFIX}{backend.name}", problem=problem)
-        elif backend.name in taken:
-            yield dataclasses.replace(backend, name=backend.distribution)
-        else:
-            taken.add(backend.name)
-            yield backend
+def _found_by(finder: object, context: object) -> Iterator[Any]:
+    """What one finder finds. One of somebody else's that fails costs only what it would find."""
+    find = getattr(finder, "find_distributions", None)
+    if find is not None:
+        with contextlib.suppress(Exception):
+            yield from find(context)
 
 
 def _read_distribution(distribution: Any) -> Installed | None:
-    """What `distribution` announces; None where it is no backend or cannot be read at all."""
+    """What `distribution` announces; None where it is no backend."""
     try:
         text = distribution.read_text("entry_points.txt") or ""
-        if GROUP not in text:
-            return None
-        name = normalised_name(distribution.metadata["Name"])
-        version, path = distribution.version, str(getattr(distribution, "_path", ""))
-    except Exception:
+    except UnicodeDecodeError as error:
+        text = error.object.decode("latin-1")
+    except Exception:  # a backend or not: nobody can say
         return None
-    short = name.removeprefix(_PREFIX)
+    if GROUP not in text:
+        return None
+    path = str(getattr(distribution, "_path", ""))
     try:
-        points = distribution.entry_points.select(group=GROUP)
-        ordered = tuple(sorted(points, key=lambda point: (point.name, point.value)))
-        modules = tuple(point.module for point in ordered)
-        return Installed(short, name, version, path, ordered, modules) if ordered else None
+        return _announced(distribution, path)
     except Exception as error:
-        problem = f"its entry_points.txt cannot be read: {type(error).__name__}: {error}"
-        return Installed(short, name, version, path, problem=problem)
+        name = normalised_name(PurePath(path).name.partition("-")[0]) or "unknown"
+        problem = f"its metadata cannot be read: {type(error).__name__}: {error}"
+        return Installed(name.removeprefix(_PREFIX), name, _version(distribution), path, problem=problem)
 
 
-@dataclasses.dataclass(frozen=True)
-class Policy:
-    """Which backends may be loaded, from `TILEOPS_BACKENDS`.
+def _announced(distribution: Any, path: str) -> Installed | None:
+    metadata = distribution.metadata
+    name, points = normalised_name(metadata["Name"]), distribution.entry_points.select(group=GROUP)
+    by_value = {point.value: point for point in sorted(points, key=lambda point: (point.name, point.value))}
+    backend = Installed(
+        name.removeprefix(_PREFIX),
+        name,
+        distribution.version,
+        path,
+        tuple(by_value.values()),
+        tuple(metadata.get_all("Requires-Dist") or ()),
+        metadata.get("Requires-Python") or "",
+    )
+    return backend if backend.entry_points and backend.modules else None
 
-    Unset: all. Empty: none. `acme,zeta`: only these. `-acme`: all but these.
+
+def _version(distribution: Any) -> str:
+    try:
+        return str(distribution.version or "")
+    except Exception:
+        return ""
+
+
+def _ranked(copies: list[Installed]) -> list[Installed]:
+    """Copies of one distribution, in the path's order, as they count: the first is used, the others are shadowed.
+
+    The first folder on the path counts, among copies that can be read. One folder with two copies is what an
+    upgrade that was interrupted leaves: the later version counts, in whatever order the folder lists them.
     """
-
-    only: frozenset[str] | None = None
-    excluded: frozenset[str] = frozenset()
-    text: str | None = None
-
-    @classmethod
-    def from_text(cls, text: str | None) -> Policy:
-        """The policy that `text` writes; None for an unset variable."""
-        if text is None:
-            return cls()
-        names = [name.strip() for name in text.split(",") if name.strip()]
-        excluded = frozenset(normalised_name(name[1:].strip()) for name in names if name.startswith("-"))
-        only = frozenset(normalised_name(name) for name in names if not name.startswith("-"))
-        if excluded and only:
-            raise RegistrationError(
-                f"{POLICY_VARIABLE}={text!r} mixes names to load with names to leave out; write either "
-                f"{','.join(sorted(only))!r} or {','.join('-' + name for name in sorted(excluded))!r}"
-            )
-        return cls(None if excluded else only, excluded, text)
-
-    def denial(self, backend: Installed) -> str | None:
-        """Why `backend` may not be loaded, or None."""
-        allowed = self.only is None or bool(self.only & backend.aliases)
-        if allowed and not self.excluded & backend.aliases:
-            return None
-        return f"{POLICY_VARIABLE}={self.text!r} leaves it out"
-
-    def unknown(self, backends: Iterable[Installed]) -> tuple[str, ...]:
-        """The names it holds that no installed backend has."""
-        known = frozenset[str]().union(*(backend.aliases for backend in backends))
-        return tuple(sorted(((self.only or frozenset()) | self.excluded) - known))
+    usable = [copy for copy in copies if not copy.problem] or copies
+    folder = PurePath(usable[0].path).parent
+    used = max((copy for copy in usable if PurePath(copy.path).parent == folder), key=_by_version)
+    others = sorted((copy for copy in copies if copy is not used), key=lambda copy: copy.path)
+    return [used, *(dataclasses.replace(copy, shadowed_by=f"{used.shipped_as} in {folder}") for copy in others)]
 
 
-def shared_parts(backend: Installed, module: str) -> int:
-    """How many leading parts of its dotted name `module` shares with an entry point of `backend`."""
+def _by_version(copy: Installed) -> tuple[bool, Any, str]:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return True, Version(copy.version), copy.path
+    except InvalidVersion:
+        return False, copy.version, copy.path
+
+
+def _with_names_of_their_own(distributions: Iterable[list[Installed]]) -> Iterator[list[Installed]]:
+    """The backends, no two of one name: of two with one short name, the later goes by its distribution's."""
+    taken = set[str]()
+    for copies in distributions:
+        name = copies[0].name
+        if name in RESERVED:
+            problem = f"a backend cannot be called {name!r}: tileops uses that name itself"
+            yield [dataclasses.replace(copy, name=f"{_PREFIX}{name}", problem=problem) for copy in copies]
+        elif name in taken:
+            yield [dataclasses.replace(copy, name=copy.distribution) for copy in copies]
+        else:
+            taken.add(name)
+            yield copies
+
+
+def belongs_to(module: str, backend: Installed) -> int:
+    """How many leading parts of its dotted name `module` shares with an entry point of `backend`.
+
+    Parts of a namespace package, which distributions share, do not count: 0 where nothing else is shared.
+    """
     parts = module.split(".")
     return max((_common(parts, other.split(".")) for other in backend.modules), default=0)
 
@@ -180,4 +215,9 @@ def _common(left: list[str], right: list[str]) -> int:
         if one != other:
             break
         count += 1
-    return count
+    return 0 if count and _is_namespace(".".join(left[:count])) else count
+
+
+def _is_namespace(name: str) -> bool:
+    module = sys.modules.get(name)
+    return module is not None and getattr(module, "__file__", None) is None and hasattr(module, "__path__")

@@ -12,6 +12,9 @@ from typing import Any, Final, TypeVar
 PROJECT: Final = "tileops"
 """The name that pluggy puts before the attributes of its markers."""
 
+PREFIX: Final = f"{PROJECT}_register_"
+"""How the name of every hook begins."""
+
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 RegisterKernelType = Callable[[str, str, type[Any]], None]

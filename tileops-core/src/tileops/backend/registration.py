@@ -13,12 +13,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tileops.backend.records import BackendRecord
-from tileops.catalogue import find_op, meant, op_names
+from tileops.backend.notes import unknown_names
+from tileops.backend.records import BackendRecord, State
+from tileops.catalogue import find_op
 from tileops.device import FactsReader, set_facts_readers
 from tileops.errors import RegistrationError
 from tileops.kernels.kernel_base import Kernel, check_kernel_class
-from tileops.verdict import IN_TREE, Owner
+from tileops.verdict import Owner
 
 if TYPE_CHECKING:
     from tileops.backend.statements import Statement
@@ -74,6 +75,7 @@ class Unit:
         builders: Its builders.
         readers: Its readers of device facts, by device type.
         notes: What it says about itself.
+        observed: What its import did to the process besides registering.
     """
 
     owner: Owner
@@ -81,6 +83,7 @@ class Unit:
     builders: tuple[Builder, ...] = ()
     readers: tuple[tuple[str, FactsReader], ...] = ()
     notes: tuple[str, ...] = ()
+    observed: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -89,6 +92,7 @@ class Unit:
 
     def with_kernel(self, op: str, key: str, cls: type[Kernel[Any]]) -> Unit:
         """This unit and one more implementation; itself where the very same is in it already."""
+        _check_name("an op", op, "the name of its class, such as 'LayerNormFwdOp'")
         for known_op, known in self.kernels:
             if (known_op, known.key) == (op, key):
                 if known.cls is cls:
@@ -102,6 +106,7 @@ class Unit:
 
     def with_builder(self, op: str, target: str, build: Callable[..., Any]) -> Unit:
         """This unit and one more builder."""
+        _check_name("an op", op, "the name of its class, such as 'LayerNormFwdOp'")
         if not callable(build):
             raise RegistrationError(f"the builder of target {target!r} for {op} is {build!r}, which nobody can call")
         if any((known.op, known.target) == (op, target) and known.build is not build for known in self.builders):
@@ -112,6 +117,9 @@ class Unit:
 
     def with_reader(self, device_type: str, read: FactsReader) -> Unit:
         """This unit and one more reader of device facts."""
+        _check_name("a device type", device_type, "torch's name for it, such as 'npu'")
+        if not callable(read):
+            raise RegistrationError(f"the reader of the facts of {device_type!r} is {read!r}, which nobody can call")
         if device_type in ("cuda", "cpu"):
             raise RegistrationError(f"the facts of {device_type!r} are read by tileops itself")
         if any(known == device_type and reader is not read for known, reader in self.readers):
@@ -122,6 +130,7 @@ class Unit:
 
     def with_note(self, note: str) -> Unit:
         """This unit and one more note."""
+        _check_name("a note", note, "a sentence")
         return self if note in self.notes else dataclasses.replace(self, notes=(*self.notes, note))
 
     def named(self) -> Iterator[tuple[str, str]]:
@@ -136,27 +145,10 @@ class Unit:
         readers = (f"device facts of {device_type}" for device_type, _ in self.readers)
         return (*kernels, *builders, *readers)
 
-    def all_notes(self) -> tuple[str, ...]:
-        """Its own notes, and the library's on ops and preferred keys that this release does not have."""
-        return tuple(dict.fromkeys((*self.notes, *self._unknown_ops(), *self._unknown_keys())))
 
-    def _unknown_keys(self) -> Iterator[str]:
-        own = {implementation.key for _, implementation in self.kernels}
-        for op, implementation in self.kernels:
-            known_op = find_op(op)
-            known = (*own, *(() if known_op is None else known_op.kernel_types))
-            for key in sorted(implementation.cls.preferred_over - {IN_TREE, *known}):
-                if ":" not in key and known_op is not None:
-                    yield f"{op}: {implementation.full_key} is preferred over {key!r}, a key unknown here{meant(key, known)}"
-
-    def _unknown_ops(self) -> tuple[str, ...]:
-        known = op_names()
-        names = dict.fromkeys([op for op, _ in self.kernels] + [builder.op for builder in self.builders])
-        return tuple(
-            f"registers for {op!r}, an op that this release does not have{meant(op, known)}"
-            for op in names
-            if op not in known
-        )
+def _check_name(what: str, given: object, wanted: str) -> None:
+    if not isinstance(given, str) or not given:
+        raise RegistrationError(f"{given!r} is not {what}: give {wanted}")
 
 
 def _check_against_op(op: str, key: str, cls: type[Kernel[Any]]) -> None:
@@ -195,17 +187,29 @@ class Registry:
         return tuple(builder for unit in self.units.values() for builder in unit.builders)
 
     def record_of(self, owner: str) -> BackendRecord | None:
-        """The record of an owner; None of a backend that is not loaded yet."""
+        """The record of an owner; None of a backend that is not loaded yet. Shadowed copies come last."""
         return next((record for record in self.records if record.name == owner), None)
 
     def with_record(self, record: BackendRecord) -> Registry:
-        """This registry with `record` in the place of its owner's."""
-        records = {known.name: known for known in (*self.records, record)}
-        return dataclasses.replace(self, records=tuple(records[name] for name in sorted(records)))
+        """This registry with `record` in the place of its owner's; copies of a distribution differ by their paths."""
+        records = {(known.name, known.path): known for known in (*self.records, record)}
+        ordered = sorted(records.values(), key=lambda known: (known.name, known.state is State.SHADOWED, known.path))
+        return dataclasses.replace(self, records=tuple(ordered))
+
+    def doubts(self, record: BackendRecord) -> tuple[str, ...]:
+        """What the library notes about a backend now: names that nothing here has, what its import did besides."""
+        unit = None if record.state is not State.LOADED else self.units.get(record.name)
+        return () if unit is None else (*unit.observed, *unknown_names(unit, self.units.values()))
+
+    def told(self) -> tuple[BackendRecord, ...]:
+        """The records with all notes as they are now, in order of name."""
+        return tuple(
+            dataclasses.replace(record, notes=(*record.notes, *self.doubts(record))) for record in self.records
+        )
 
     def remarks(self) -> tuple[str, ...]:
         """The lines that backends add to an error about a missing kernel."""
-        return tuple(line for record in self.records for line in record.remarks())
+        return tuple(line for record in self.told() for line in record.remarks())
 
 
 _registry = Registry()
@@ -249,29 +253,30 @@ def update_registry(change: Callable[[Registry], Registry]) -> None:
             listener()
 
 
-def commit(unit: Unit, record: BackendRecord | None = None) -> None:
-    """Make `unit` the registrations of its owner, in place of what the owner had, and keep its record.
+def commit(unit: Unit, *, after: Unit | None, record: BackendRecord | None = None) -> bool:
+    """Make `unit` the registrations of its owner, and keep its record; False where somebody else was quicker.
 
     Args:
         unit: What the owner has registered, all of it.
+        after: What the owner must have now: what `unit` was made from. Nothing is changed where it has more.
         record: The owner's record, where a load is over; without one, the record it has says what is new.
     """
+    done = False
 
     def changed(old: Registry) -> Registry:
-        kept = record or _renewed(old.record_of(unit.owner.name), unit)
+        nonlocal done
+        done = old.units.get(unit.owner.name) is after
+        if not done:
+            return old
         units = dict(sorted({**old.units, unit.owner.name: unit}.items()))
-        return dataclasses.replace(old if kept is None else old.with_record(kept), units=units)
+        kept = record or old.record_of(unit.owner.name) or BackendRecord(unit.owner.name)
+        kept = dataclasses.replace(
+            kept, state=State.LOADED, reason="", remedy="", registered=unit.lines(), notes=unit.notes
+        )
+        return dataclasses.replace(old.with_record(kept), units=units)
 
     update_registry(changed)
-
-
-def _renewed(record: BackendRecord | None, unit: Unit) -> BackendRecord | None:
-    """A record with what the unit holds now. The program's own needs no load to have one."""
-    if record is None and unit.owner == LOCAL:
-        record = BackendRecord(LOCAL.name)
-    if record is None:
-        return None
-    return dataclasses.replace(record, registered=unit.lines(), notes=unit.all_notes())
+    return done
 
 
 def check_claims(unit: Unit, units: Iterable[Unit]) -> None:

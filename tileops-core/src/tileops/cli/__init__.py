@@ -6,19 +6,18 @@ run; 2 for what was typed wrong, with one sentence and nothing written.
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from torch import Tensor
 
+from tileops.cli import backends
 from tileops.cli.arguments import UsageError, call_on, kernel_interface, make_op, op_class
 from tileops.cli.files import UNNAMED, check_writable, first_line, read_tensors, write_tensors
 from tileops.cli.report import run_op, show_run, show_selection
+from tileops.cli.terminal import console, print_json, stop
 from tileops.errors import BackendError, InputError, ScopeError, SelectionError
 from tileops.ops.op_base import Op
 from tileops.scopes import selection
@@ -29,6 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(backends.app, name="backends")
 
 DeviceOption = Annotated[
     str | None,
@@ -44,18 +44,8 @@ RequireOption = Annotated[
 ]
 
 
-def _console() -> Console:
-    """A console as wide as the terminal; wide enough for whole lines where there is none."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=160)
-
-
 def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _stop(message: str, code: int) -> NoReturn:
-    typer.echo(f"tileops: {message}", err=True)
-    raise typer.Exit(code)
 
 
 @app.command()
@@ -63,7 +53,7 @@ def demo() -> None:
     """Run photographs through batch, layer and RMS norm, and show which kernel ran and why."""
     from tileops.cli.demo import run_demo
 
-    raise typer.Exit(run_demo(_console()))
+    raise typer.Exit(run_demo(console()))
 
 
 @app.command()
@@ -85,13 +75,13 @@ def explain(
         with selection(prefer=prefer, exclude=exclude, require=require):
             answer = cls.selection(name, call)
     except (UsageError, InputError, ScopeError) as error:
-        _stop(str(error), 2)
+        stop(str(error), 2)
     if as_json:
-        typer.echo(json.dumps(answer.as_json(), indent=2))
+        print_json(answer.as_json())
         return
-    console = _console()
-    console.print(f"{answer.op}.{answer.interface}", style="bold")
-    show_selection(console, answer)
+    screen = console()
+    screen.print(f"{answer.op}.{answer.interface}", style="bold")
+    show_selection(screen, answer)
 
 
 @app.command()
@@ -114,7 +104,7 @@ def run(
     require: RequireOption = None,
 ) -> None:
     """Run an op on tensors from files (.npy, .npz, .pt, .safetensors), and report which kernel ran."""
-    console = _console()
+    screen = console()
     try:
         cls = op_class(op)
         files, settings = _sorted_out(cls, more or [], inputs or [], params or [])
@@ -125,15 +115,15 @@ def run(
         with torch.no_grad(), selection(prefer=prefer, exclude=exclude, require=require):
             made.check(*tensors)
             result = run_op(made, tensors)
-        console.print(f"[bold]{made}[/]", highlight=False)
-        show_run(console, result)
+        screen.print(f"[bold]{made}[/]", highlight=False)
+        show_run(screen, result)
         if out is not None:
             write_tensors(out, result.results)
-            console.print(f"  wrote {', '.join(result.results)} to {out}")
+            screen.print(f"  wrote {', '.join(result.results)} to {out}")
     except SelectionError as error:
-        _stop(str(error), 2)
+        stop(str(error), 2)
     except (UsageError, InputError, BackendError) as error:
-        _stop(first_line(error), 2)
+        stop(first_line(error), 2)
 
 
 def _sorted_out(cls: type[Op], more: list[str], inputs: list[str], params: list[str]) -> tuple[list[str], list[str]]:

@@ -148,6 +148,9 @@ class KernelInterface(Kernel[Call]):
     def reference(cls, call: Call, *tensors: Tensor | None) -> Any:
         """The contract in plain torch, in the precision of its inputs: the oracle of every test.
 
+        Given the arguments of a call, its results have the shapes and dtypes of the contract; given the same
+        in float64, the values that results are compared with.
+
         Args:
             call: The call, for its parameters.
             tensors: The arguments of `forward`. Nothing is written: what `forward` writes is returned last.

@@ -11,7 +11,7 @@ from torch import Tensor
 from tileops.call_spec import CallSpec
 from tileops.errors import InputError
 from tileops.ops.op_base import Op
-from tileops.torch_schema import names_of
+from tileops.ops.signature import asked_for
 
 
 class BackwardOp(Op):
@@ -53,8 +53,7 @@ class BackwardOp(Op):
 
         It is the reference of the interface, in float32 or in float64.
         """
-        taken = dict(zip(self.argument_names, tensors))
-        interface, call = self.request(*(taken[name] for name in names_of(type(self).request)))
+        interface, call = asked_for(self, tensors)
         wide = [None if one is None else one if one.dtype is torch.float64 else one.float() for one in tensors]
         results = self.interfaces[interface].reference(call, *wide)
         return tuple(

@@ -89,7 +89,7 @@ def _build_once(op: str, key: Key, implementation: Implementation, call: CallSpe
         return promise.result().entry
     try:
         with _naming_the_failure(op, implementation, call):
-            built = Built(_run_factory(implementation, call, factory), implementation)
+            built = Built(run_factory(implementation, call, factory), implementation)
     except BaseException as error:
         with _lock:
             _building.pop(key, None)
@@ -121,7 +121,8 @@ def _quiet_compiler() -> Generator[None]:
         logger.removeFilter(is_heard)
 
 
-def _run_factory(implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Any:
+def run_factory(implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Any:
+    """What a factory builds, with the call's device current. Nothing is stored."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(showing_build(implementation.full_key))
         stack.enter_context(_quiet_compiler())

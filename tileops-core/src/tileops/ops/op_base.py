@@ -43,6 +43,7 @@ from tileops.torch_boundary import (
     written_positions,
 )
 from tileops.torch_guards import ALIGNMENT, Sizes, needs_dispatcher
+from tileops.torch_schema import Route
 from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
 
 
@@ -117,6 +118,7 @@ class Op:
     backward: ClassVar[type[Op] | None] = None
     """The op class whose calls give the gradients of this op's; None where it has none. A `BackwardOp`."""
 
+    _routes: ClassVar[tuple[Route, ...]] = ()
     _entries: ClassVar[dict[Any, Any]] = {}
     _repeats: Repeats = NO_REPEATS
 

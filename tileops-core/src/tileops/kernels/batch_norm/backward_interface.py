@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from tileops.call_spec import CallSpec, SizeClass
-from tileops.kernels.batch_norm.interface import BATCH_CAP, BatchNormTrain, BatchNormTrainCall, per_channel
+from tileops.kernels.batch_norm.interface import (
+    BATCH_CAP,
+    BatchNormTrain,
+    BatchNormTrainCall,
+    per_channel,
+    statistics_dtype,
+)
+from tileops.kernels.gradients import wanted_gradients
 from tileops.kernels.kernel_base import KernelInterface
 from tileops.kernels.sampling import in_dtype, normal
 
@@ -91,7 +98,8 @@ class _BatchNormBwd(KernelInterface[BatchNormBwdCall]):
         assert mean is not None
         assert invstd is not None
         grad = torch.empty_like(x).copy_(normal(tuple(x.shape), call.dtype, call.device, generator))
-        return grad, x, mean.float(), invstd.float(), weight
+        kept = statistics_dtype(call.dtype)
+        return grad, x, mean.to(kept), invstd.to(kept), weight
 
     @classmethod
     def tolerance(cls, dtype: torch.dtype) -> tuple[float, float]:
@@ -132,7 +140,7 @@ class BatchNormBwdTrain(_BatchNormBwd):
 
     @classmethod
     def reference(cls, call: BatchNormBwdCall, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The contract in plain torch, in the precision of x; differentiable, through the statistics of x too."""
+        """The contract in plain torch; differentiable, through the statistics of x too."""
         _, x, mean, invstd, _ = tensors
         assert x is not None
         assert mean is not None
@@ -141,7 +149,7 @@ class BatchNormBwdTrain(_BatchNormBwd):
         grad, unit, over, scale = _parts(x, mean, invstd, tensors)
         along = (grad * unit).mean(dim=over, keepdim=True)
         grad_x = (grad - grad.mean(dim=over, keepdim=True) - unit * along) * scale
-        return _needed(call, grad_x, grad * unit, grad, over)
+        return wanted_gradients(call, x, (grad_x, (grad * unit).sum(dim=over), grad.sum(dim=over)))
 
 
 class BatchNormBwdInfer(_BatchNormBwd):
@@ -175,13 +183,13 @@ class BatchNormBwdInfer(_BatchNormBwd):
 
     @classmethod
     def reference(cls, call: BatchNormBwdCall, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The contract in plain torch, in the precision of x; differentiable."""
+        """The contract in plain torch; differentiable."""
         _, x, mean, invstd, _ = tensors
         assert x is not None
         assert mean is not None
         assert invstd is not None
         grad, unit, over, scale = _parts(x, mean, invstd, tensors)
-        return _needed(call, grad * scale, grad * unit, grad, over)
+        return wanted_gradients(call, x, (grad * scale, (grad * unit).sum(dim=over), grad.sum(dim=over)))
 
 
 def _as_functions_of(x: Tensor, mean: Tensor, invstd: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,11 +216,3 @@ def _parts(
     mean, invstd = per_channel(mean.to(x.dtype), x), per_channel(invstd.to(x.dtype), x)
     scale = invstd if weight is None else invstd * per_channel(weight.to(x.dtype), x)
     return grad, (x - mean) * invstd, _all_but_channels(x), scale
-
-
-def _needed(
-    call: BatchNormBwdCall, grad_x: Tensor, of_weight: Tensor, of_bias: Tensor, over: list[int]
-) -> tuple[Tensor | None, ...]:
-    """The gradients that are wanted; None in place of the others."""
-    results = (grad_x, of_weight.sum(dim=over), of_bias.sum(dim=over))
-    return tuple(result if needed else None for result, needed in zip(results, call.need))

@@ -109,10 +109,11 @@ class BatchNormTrain(KernelInterface[BatchNormTrainCall]):
         invstd = 1 / torch.sqrt(variance + call.eps)
         y = _affine(centred * per_channel(invstd, x), weight, bias)
         values = x.numel() // x.shape[1]
+        kept = statistics_dtype(x.dtype)
         return (
             y,
-            mean,
-            invstd,
+            mean.to(kept),
+            invstd.to(kept),
             _moved(running_mean, mean, call.momentum),
             _moved(running_var, variance * (values / (values - 1)), call.momentum),
         )
@@ -244,7 +245,7 @@ def _affine(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def _moved(running: Tensor | None, batch: Tensor, momentum: float) -> Tensor | None:
-    return None if running is None else (1 - momentum) * running.to(batch.dtype) + momentum * batch
+    return None if running is None else (1 - momentum) * running + momentum * batch.to(running.dtype)
 
 
 def _sample_x(call: BatchNormTrainCall | BatchNormInferCall, size: int, generator: torch.Generator) -> Tensor:

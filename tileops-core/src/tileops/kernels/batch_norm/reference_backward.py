@@ -7,8 +7,8 @@ from typing import final
 from torch import Tensor
 
 from tileops.kernels.batch_norm.backward_interface import BatchNormBwdCall, BatchNormBwdInfer, BatchNormBwdTrain
-from tileops.kernels.by_reference import gradients_by_reference
 from tileops.kernels.dtypes import refusal_of_dtypes
+from tileops.kernels.gradients import gradients_by_reference
 
 
 @final

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tileops.call_spec import CallSpec
+from tileops.kernels.gradients import wanted_gradients
 from tileops.kernels.kernel_base import KernelInterface
 from tileops.kernels.sampling import AWKWARD_ROWS, affine, in_dtype, normal
 
@@ -70,7 +71,7 @@ class RMSNormBwd(KernelInterface[RMSNormBwdCall]):
 
     @classmethod
     def reference(cls, call: RMSNormBwdCall, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The contract in plain torch, in the precision of x; differentiable."""
+        """The contract in plain torch; differentiable."""
         grad, x, weight = tensors
         assert grad is not None
         assert x is not None
@@ -80,7 +81,7 @@ class RMSNormBwd(KernelInterface[RMSNormBwdCall]):
         scaled = grads if weight is None else grads * weight.reshape(-1).to(grads.dtype)
         grad_x = (scaled - unit * (scaled * unit).mean(dim=1, keepdim=True)) * factor
         results = (grad_x.reshape(x.shape), (grads * unit).sum(dim=0))
-        return tuple(result if needed else None for result, needed in zip(results, call.need))
+        return wanted_gradients(call, x, results)
 
     @classmethod
     def sample_calls(cls, device: torch.device) -> tuple[RMSNormBwdCall, ...]:

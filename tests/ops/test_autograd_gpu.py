@@ -1,0 +1,63 @@
+"""Gradients on a GPU: against float64, under autocast, compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from tileops import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+from torch import Tensor
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("backends"),
+]
+
+N = 256
+OURS: dict[str, Any] = {
+    "layer": LayerNormFwdOp(N),
+    "rms": lambda x, w, b: RMSNormFwdOp(N)(x, w) + b,
+    "train": lambda x, w, b: BatchNormFwdOp(training=True)(x, None, None, w, b)[0],
+}
+THEIRS: dict[str, Any] = {
+    "layer": lambda x, w, b: F.layer_norm(x, (N,), w, b),
+    "rms": lambda x, w, b: F.rms_norm(x, (N,), w, 1.1920928955078125e-07) + b,  # float32's, also of float64
+    "train": lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+}
+
+
+def given(dtype: torch.dtype) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((133, N), (N,), (N,))
+    return tuple(torch.randn(one, generator=generator).to("cuda", dtype).requires_grad_() for one in shapes)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", list(OURS))
+def test_gradients_agree_with_float64(name: str, dtype: torch.dtype, compiled: bool) -> None:
+    x, w, b = given(dtype)
+    call = torch.compile(OURS[name], fullgraph=True, backend="aot_eager") if compiled else OURS[name]
+    y = call(x, w, b)
+    up = torch.randn(133, N, generator=torch.Generator().manual_seed(1)).to("cuda", y.dtype)
+    got = torch.autograd.grad(y, (x, w, b), up)
+    wide = tuple(one.detach().double().requires_grad_() for one in (x, w, b))
+    expected = torch.autograd.grad(THEIRS[name](*wide), wide, up.double())
+    tolerance = 1e-4 if dtype is torch.float32 else 3e-2
+    for one, right in zip(got, expected):
+        assert one.dtype is dtype
+        torch.testing.assert_close(one.double(), right, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", list(OURS))
+def test_autocast_gives_the_dtypes_that_torch_gives(name: str) -> None:
+    x, w, b = given(torch.bfloat16)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        ours, theirs = OURS[name](x, w, b), THEIRS[name](x, w, b)
+    assert ours.dtype is theirs.dtype
+    torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+    for one, other in zip(torch.autograd.grad(ours.sum(), (x, w, b)), torch.autograd.grad(theirs.sum(), (x, w, b))):
+        torch.testing.assert_close(one, other, rtol=3e-2, atol=3e-2)
