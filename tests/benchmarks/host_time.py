@@ -9,6 +9,7 @@ how to read the table.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,7 +87,8 @@ class Peer:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._log):
             if stream is not None:
-                stream.close()
+                with contextlib.suppress(BrokenPipeError):  # a request that an ended process has not read
+                    stream.close()
 
 
 class PeerError(Exception):
@@ -119,20 +122,35 @@ class Result:
 def measured(peers: Mapping[str, Peer], op: str, options: argparse.Namespace) -> dict[str, Result]:
     """The times of one op, rounds of all peers interleaved. A peer that fails once is asked no more."""
     results = {name: Result(op, name) for name in peers}
-    shape = {"op": op, "rows": options.rows, "n": options.n}
-    for turn in range(-1, options.rounds):
+    request = {"op": op, "rows": options.rows, "n": options.n, "calls": options.calls}
+    with ThreadPoolExecutor(len(peers)) as pool:  # what a first call imports and builds, all processes at once
+        list(pool.map(lambda names: [asked(peers[name], results[name], request) for name in names], processes(peers)))
+    for turn in range(options.rounds):
         for name in order_of(list(peers), turn):
-            result = results[name]
-            if result.problem:
-                continue
-            try:
-                taken = peers[name].seconds(arm=name, **shape, calls=options.calls)
-            except PeerError as error:
-                result.problem = str(error)
-            else:
-                result.on = peers[name].machine
-                result.seconds += [taken / options.calls] if turn >= 0 else []
+            taken = asked(peers[name], results[name], request)
+            results[name].seconds += [] if taken is None else [taken / options.calls]
     return results
+
+
+def processes(peers: Mapping[str, Peer]) -> list[list[str]]:
+    """The names by process."""
+    names: dict[Peer, list[str]] = {}
+    for name, peer in peers.items():
+        names.setdefault(peer, []).append(name)
+    return list(names.values())
+
+
+def asked(peer: Peer, result: Result, request: Mapping[str, Any]) -> float | None:
+    """The seconds a peer answers with; None where it cannot, and the result then says why."""
+    if result.problem:
+        return None
+    try:
+        taken = peer.seconds(arm=result.arm, **request)
+    except PeerError as error:
+        result.problem = str(error)
+        return None
+    result.on = peer.machine
+    return taken
 
 
 def table_of(op: str, results: Mapping[str, Result], options: argparse.Namespace) -> Table:
@@ -211,12 +229,12 @@ def started(options: argparse.Namespace) -> dict[str, Peer]:
     peers = {name: shared if name in TOGETHER else Peer(worker) for name in OWN if name not in options.without}
     for given in options.peer:
         name, _, folder = given.partition("=")
-        peers[name] = Peer(worker, folder)
+        peers[name] = Peer([*worker, folder], folder)
     return peers
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure each op, print a table of each, write JSON."""
+    """Measure each op; print a table and write JSON after each."""
     options = options_of(arguments)
     peers = started(options)
     results: list[Result] = []
@@ -225,11 +243,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             of_op = measured(peers, op, options)
             Console().print(table_of(op, of_op, options))
             results += of_op.values()
+            if options.json is not None:  # after each op: what was measured outlives an interruption
+                options.json.write_text(json.dumps(report_of(results, options), indent=2) + "\n", encoding="utf-8")
     finally:
         for peer in set(peers.values()):
             peer.close()
-    if options.json is not None:
-        options.json.write_text(json.dumps(report_of(results, options), indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One process that host_time.py times: JSON lines in, JSON lines out.
 
-It is started as `host_worker.py DEVICE DTYPE` and answers each line
+It is started as `host_worker.py DEVICE DTYPE [FOLDER]`, FOLDER being a peer's, and answers each line
 
     {"arm": "liger", "op": "layer_norm", "rows": 8, "n": 4096, "calls": 2000}
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import site
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -95,9 +96,12 @@ def serve(worker: Worker, lines: Iterable[str]) -> Iterator[str]:
 
 def main() -> None:
     """Answer what stdin asks until it ends."""
+    device, dtype, *folders = sys.argv[1:]
+    for folder in folders:
+        site.addsitedir(folder)  # for its .pth files: Python reads none in a folder of PYTHONPATH
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    for answer in serve(Worker(*sys.argv[1:3]), sys.stdin):
+    for answer in serve(Worker(device, dtype), sys.stdin):
         print(answer, file=answers, flush=True)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tileops
-from tileops import backend, catalogue, norm, ops
+from tileops import backend, catalogue, functional, nn, norm, ops
 from tileops.ops.op_base import Op
 
 
@@ -54,7 +54,7 @@ def test_the_nearest_name_is_what_was_probably_meant(written: str, near: str | N
     assert catalogue.meant(written, known) == ("" if near is None else f"; did you mean {near!r}?")
 
 
-@pytest.mark.parametrize("module", [tileops, backend, norm, ops, importlib.import_module("tileops.kernels.layer_norm"),
+@pytest.mark.parametrize("module", [tileops, backend, functional, nn, norm, ops, importlib.import_module("tileops.kernels.layer_norm"),
                                     importlib.import_module("tileops.kernels.rms_norm")], ids=lambda m: m.__name__)  # fmt: skip
 def test_every_public_name_resolves_and_is_listed(module: Any) -> None:
     for name in module.__all__:

@@ -21,9 +21,9 @@ from tileops.kernels.layer_norm import LayerNorm
 from typer.testing import CliRunner
 
 FOUR_CALLS = {
-    "cluster_channel": "n=32 c=64 spatial=12544",
     "split_channel": "n=4 c=128 spatial=1048576",
-    "column": "n=8192 c=1024 spatial=1",
+    "held_column": "n=32 c=64 spatial=1",
+    "split_column": "n=8192 c=1024 spatial=1",
     "held_channel": "n=32 c=1024 spatial=196",
 }
 TRAIN = ["explain", "BatchNormFwdOp", "--interface", "batch_norm_fwd_train", "--device", "h200"]
@@ -49,16 +49,15 @@ def test_four_batch_norms_on_an_h200_have_four_winners(winner: str, facts: str) 
     assert done.exit_code == 0
     assert f"selected: {winner}" in done.stdout
     keys = [line.split()[0] for line in done.stdout.splitlines() if "BatchNorm" in line and "tileops-" in line]
-    assert keys[:4] == ["cluster_channel", "column", "held_channel", "split_channel"]
-    assert keys[4:] == ["example:torch_train"]
+    assert keys == ["held_channel", "held_column", "split_channel", "split_column", "example:torch_train"]
 
 
 def test_json_gives_the_same_with_the_documented_fields() -> None:
-    done = run(*TRAIN, *FOUR_CALLS["column"].split(), "dtype=float16", "--json")
+    done = run(*TRAIN, *FOUR_CALLS["split_column"].split(), "dtype=float16", "--json")
     answer = json.loads(done.stdout)
-    assert set(answer) == {"op", "interface", "call", "scope", "key", "verdicts", "error"}
+    assert set(answer) == {"op", "interface", "call", "scope", "key", "target", "verdicts", "error", "remarks"}
     assert (answer["op"], answer["interface"], answer["key"], answer["error"]) == (
-        "BatchNormFwdOp", "batch_norm_fwd_train", "column", None,
+        "BatchNormFwdOp", "batch_norm_fwd_train", "split_column", None,
     )  # fmt: skip
     fields = {"key", "class", "backend", "serves", "reason", "favour"}
     assert all(set(verdict) == fields for verdict in answer["verdicts"])

@@ -363,7 +363,7 @@ def test_two_backends_that_claim_one_target_for_one_op_are_told_apart(site: Any)
     site.backend("zeta", source)
     with pytest.warns(BackendLoadWarning, match="zeta.*target 'npu' has a builder.*tileops-backend-acme 1.0"):
         load()
-    assert registered_targets() == ("npu",)
+    assert registered_targets() == ["npu"]
     assert record("acme").state is State.LOADED
 
 

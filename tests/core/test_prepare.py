@@ -17,7 +17,7 @@ import torch
 from tileops.backend import register_kernel_type, unregister_kernel_type
 from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
 from tileops.norm import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
-from tileops.ops import entries, op_base, progress
+from tileops.ops import entries, op_base, progress, target_kernels
 from tileops.record import key_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -77,8 +77,8 @@ def test_preparing_without_tensors_says_what_the_op_takes(target: str | None) ->
 
 def test_a_targets_kernel_is_prepared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     op, x = RMSNormFwdOp(24, target="example"), torch.randn(2, 24)
-    op.prepare(x)
-    monkeypatch.setattr(op_base, "build_target_kernel", lambda *_: pytest.fail("it was not ready"))
+    assert op.prepare(x).target == "example"
+    monkeypatch.setattr(target_kernels, "_build", lambda *_: pytest.fail("it was not ready"))
     assert op(x).shape == x.shape
 
 

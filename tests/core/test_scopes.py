@@ -16,8 +16,9 @@ import torch
 from tileops import IN_TREE, AmbiguousDispatchError, BuildError, OpNotAvailableError, ScopeError, scopes
 from tileops.backend import load, status
 from tileops.backend.records import BackendRecord, State
-from tileops.backend.registration import Unit, commit, registry
+from tileops.backend.registration import commit, registry
 from tileops.backend.statements import Statement
+from tileops.backend.units import Unit
 from tileops.verdict import Owner
 from torch.utils.checkpoint import checkpoint
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tileops.backend.registration import Implementation
 from tileops.backend.statements import Statement
+from tileops.backend.units import Implementation
 from tileops.device import DeviceFacts, at_least
 from tileops.errors import KernelFaultWarning
 from tileops.ops.op_base import select

@@ -28,7 +28,7 @@ class Builder:
 
     def run(self, *tensors: Any) -> Any:
         self.ran.append(tensors)
-        return "taken over"
+        return torch.full_like(tensors[0], 7.0, memory_format=torch.contiguous_format)
 
 
 @pytest.fixture
@@ -45,14 +45,19 @@ def target_op(fake: Any) -> type[Op]:
             return self.kernel_for("fake", fake.call(x.numel()))(x)
 
         def empty_results(self, x: Any, weight: Any = None) -> Any:
-            return "empty"
+            return torch.empty_like(x, memory_format=torch.contiguous_format)
 
     return TargetOp
 
 
+def taken_over(result: Any) -> bool:
+    """Whether a result came from a `Builder`'s kernel, and not from a fake kernel, which returns a tuple."""
+    return isinstance(result, torch.Tensor) and bool((result == 7).all())
+
+
 def test_a_named_target_takes_the_op_over_and_no_kernel_is_asked(fake: Any, target_op: Any) -> None:
     register_kernel_builder("TargetOp", "acme", Builder())
-    assert target_op(target="acme")(torch.ones(4)) == "taken over"
+    assert taken_over(target_op(target="acme")(torch.ones(4)))
     assert fake.log == []
     assert target_op()(torch.ones(4))[0] == "Ours"
 
@@ -96,7 +101,7 @@ def test_a_target_is_given_contiguous_inputs(target_op: Any) -> None:
 def test_a_call_without_elements_asks_no_target(target_op: Any) -> None:
     builder = Builder()
     register_kernel_builder("TargetOp", "acme", builder)
-    assert target_op(target="acme")(torch.ones(0, 4)) == "empty"
+    assert target_op(target="acme")(torch.ones(0, 4)).shape == (0, 4)
     assert builder.asked == []
 
 
@@ -108,7 +113,7 @@ def test_an_unknown_target_is_an_error_that_lists_the_known_ones(target_op: Any)
     message = "known targets: acme, zeta; did you mean 'acme'?"
     with pytest.raises(UnknownTargetError, match=message.replace("?", r"\?")):
         target_op(target="acm")(torch.ones(4))
-    assert registered_targets() == ("acme", "zeta")
+    assert registered_targets() == ["acme", "zeta"]
 
 
 def test_a_target_without_the_op_says_which_ops_it_takes_over_and_nothing_falls_back(fake: Any, target_op: Any) -> None:
@@ -124,7 +129,7 @@ def test_a_target_registered_later_serves_a_live_instance(target_op: Any) -> Non
     with pytest.raises(UnknownTargetError):
         op(torch.ones(4))
     register_kernel_builder("TargetOp", "acme", Builder())
-    assert op(torch.ones(4)) == "taken over"
+    assert taken_over(op(torch.ones(4)))
 
 
 def test_a_failing_builder_is_a_build_error_with_its_cause_and_the_next_call_retries(target_op: Any) -> None:
@@ -137,12 +142,12 @@ def test_a_failing_builder_is_a_build_error_with_its_cause_and_the_next_call_ret
     ) as raised:
         op(torch.ones(4))
     assert raised.value.__cause__ is cause
-    assert op(torch.ones(4)) == "taken over"
+    assert taken_over(op(torch.ones(4)))
 
 
 def test_a_builder_that_returns_nothing_callable_is_a_build_error(target_op: Any) -> None:
     register_kernel_builder("TargetOp", "acme", lambda *specs, **params: 3)
-    with pytest.raises(BuildError, match="the builder of target 'acme' returned 3, which nobody can call"):
+    with pytest.raises(BuildError, match="the builder of target 'acme' .*returned 3, which nobody can call"):
         target_op(target="acme")(torch.ones(4))
 
 
@@ -163,7 +168,7 @@ def test_a_builder_that_nobody_can_call_is_refused(target_op: Any) -> None:
 
 def test_a_builder_for_an_unknown_op_is_kept(fake: Any, target_op: Any) -> None:
     register_kernel_builder("FutureOp", "acme", Builder())
-    assert fake.op({}, name="FutureOp")(target="acme")(torch.ones(2)) == "taken over"
+    assert taken_over(fake.op({}, name="FutureOp")(target="acme")(torch.ones(2)))
 
 
 def test_a_tensor_spec_compares_by_device_dtype_and_shape_and_holds_no_tensor() -> None:
@@ -190,4 +195,6 @@ def test_the_exception_of_a_targets_kernel_reaches_the_caller(target_op: Any) ->
 
 def test_explain_of_an_op_with_a_target_says_that_no_kernel_is_asked(target_op: Any) -> None:
     register_kernel_builder("TargetOp", "acme", Builder())
-    assert "target='acme' takes the op over" in str(target_op(target="acme").explain(torch.ones(4)))
+    selection = target_op(target="acme").explain(torch.ones(4))
+    assert (selection.target, selection.key, selection.failure) == ("acme", None, None)
+    assert "target 'acme' (local) takes the op over: target= names it" in str(selection)

@@ -20,7 +20,7 @@ def test_a_selection_as_json_has_the_fields_that_the_command_prints(fake: Any) -
     op = fake.op({"a": fake.kernel("Ours"), "b": fake.kernel("Refusing", refuse="no")})()
     told = op.explain("fake", fake.call(3)).as_json()
     assert json.loads(json.dumps(told)) == told
-    assert set(told) == {"op", "interface", "call", "scope", "key", "verdicts", "error"}
+    assert set(told) == {"op", "interface", "call", "scope", "key", "target", "verdicts", "error", "remarks"}
     assert (told["op"], told["interface"], told["key"], told["error"]) == ("FakeOp", "fake", "a", None)
     assert told["verdicts"][1] == {
         "key": "b",

@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from hypothesis import given
 from tileops import BatchNormFwdOp, register_kernel_type
 from tileops.kernels.batch_norm import BatchNormInferCall, BatchNormTrain, BatchNormTrainCall
+from tileops.kernels.batch_norm.regions import held_plans, region, vector_width
+from tileops.kernels.batch_norm.split_channel import split_channels
+from tileops.kernels.batch_norm.split_column import split_columns
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("backends")
@@ -285,7 +290,7 @@ def test_the_training_interface_has_exactly_four_in_tree_keys_and_inference_one(
 
 def test_four_training_calls_have_four_winners_on_an_h200() -> None:
     op = BatchNormFwdOp(training=True)
-    sizes = [(1024, 256, 1), (32, 256, 196), (32, 64, 12544), (1024, 64, 12544)]
+    sizes = [(32, 64, 1), (8192, 1024, 1), (32, 64, 12544), (1024, 64, 12544)]
     keys = [
         op.key_for("batch_norm_fwd_train", BatchNormTrainCall(CPU, n, c, spatial, torch.float16).on("h200"))
         for n, c, spatial in sizes
@@ -353,12 +358,61 @@ def test_memory_that_is_both_orders_is_called_channels_first(shape: Any) -> None
     assert BatchNormFwdOp(training=True).explain(x).call.channels_last is False
 
 
-def test_the_split_implementation_is_one_entry_over_two_kernels() -> None:
-    """Its declarations only: what it builds runs on a GPU."""
-    split = BatchNormFwdOp.kernel_types["split_channel"]
-    identity, factory = split.entry_for(BatchNormTrainCall(CPU, 32, 64, 12544, torch.float16).on("h200"))
-    assert hash(identity)
-    assert callable(factory)
+BOARDS = ("h200", "a100", "rtx5090")
+"""One board of each kind: with clusters and much shared memory, without clusters, with little shared memory."""
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("spatial", [1, 4, 49, 101, 196, 3136, 12544, 1 << 20])
+@pytest.mark.parametrize("board", BOARDS)
+def test_batch_sizes_build_each_implementation_once_and_select_at_most_two(
+    board: str, spatial: int, channels_last: bool
+) -> None:
+    built = set[tuple[str, Any]]()
+    for n in (1 << power for power in range(1, 21)):
+        call = BatchNormTrainCall(torch.device("cuda", 0), n, 64, spatial, torch.float16, channels_last=channels_last)
+        winner = BatchNormFwdOp.selection("batch_norm_fwd_train", call.on(board)).winner
+        assert winner is not None
+        built.add((winner.key, winner.cls.entry_for(call.on(board))[0]))
+    assert len(built) == len({key for key, _ in built}) <= 2
+
+
+@given(
+    n=st.integers(1, 1 << 20),
+    c=st.integers(1, 4096),
+    spatial=st.integers(1, 1 << 17),
+    dtype=st.sampled_from([torch.float16, torch.float32]),
+    board=st.sampled_from(BOARDS),
+)
+def test_a_batch_that_stays_on_chip_has_a_program_that_holds_it(
+    n: int, c: int, spatial: int, dtype: torch.dtype, board: str
+) -> None:
+    call = BatchNormTrainCall(torch.device("cuda", 0), n, c, spatial, dtype).on(board)
+    plans = held_plans(call)
+    assert [plan.most_n for plan in plans] == sorted({plan.most_n for plan in plans})
+    if region(call) == "held_channel":
+        plan = next(plan for plan in plans if n <= plan.most_n)
+        vectors = plan.blocks * plan.most_warps * 32 * (plan.held + plan.parked)
+        assert n * spatial <= vectors * vector_width(spatial, dtype)
+        assert plan.parked % plan.group == 0
+
+
+@given(rows=st.integers(1, 1 << 40), c=st.integers(1, 4096), channels_last=st.booleans())
+def test_columns_are_cut_into_parts_that_hold_all_rows_and_none_of_which_is_empty(
+    rows: int, c: int, channels_last: bool
+) -> None:
+    split = split_columns(BatchNormTrainCall(CPU, 2, c, 49, torch.float16, channels_last=channels_last).on("h200"))
+    chunks, parts = split.cut(rows)
+    length = chunks * split.chunk
+    assert (parts - 1) * length < rows <= parts * length
+
+
+@given(items=st.integers(1, 1 << 40), c=st.integers(1, 4096))
+def test_channels_are_cut_into_parts_that_hold_all_vectors_and_none_of_which_is_empty(items: int, c: int) -> None:
+    split = split_channels(BatchNormTrainCall(CPU, 2, c, 3136, torch.float16).on("h200"))
+    chunks, parts = split.cut(items, c)
+    length = chunks * split.chunk
+    assert (parts - 1) * length < items <= parts * length
 
 
 @pytest.mark.parametrize("layout", list(awkward(torch.zeros(1, 1, 1, 1))))

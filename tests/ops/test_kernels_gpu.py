@@ -296,9 +296,37 @@ def test_a_non_contiguous_running_statistic_is_updated_in_the_callers_view(close
     assert table[:, 2].tolist() == [7.0] * 8
 
 
-@pytest.mark.parametrize("op", [LayerNormFwdOp((768,)), RMSNormFwdOp((768,))], ids=repr)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("c", "side"), [(64, 1), (8, 7), (24, 14), (3, 56)])
+def test_one_batch_norm_agrees_with_torch_at_every_batch_size(
+    close: Any, c: int, side: int, channels_last: bool
+) -> None:
+    op = BatchNormFwdOp(training=True)
+    for n in (2, 3, 7, 8, 40, 83, 84, 177, 178, 400, 1300, 5000):
+        if n * side * side > 1_200_000:
+            continue
+        x = drawn(n, c, side, side, dtype=torch.float16, mean=3)
+        x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+        mean, variance, weight, bias = drawn(c), drawn(c).abs() + 0.5, drawn(c, mean=1), drawn(c)
+        values = wide(x, mean, variance, weight, bias)
+        right = F.batch_norm(*values, training=True)
+        close(op(x, mean, variance, weight, bias)[0], right, torch.float16)
+        close(mean, values[1])
+        close(variance, values[2])
+
+
+@pytest.mark.parametrize(
+    ("op", "shape"),
+    [
+        (LayerNormFwdOp((768,)), (768,)),
+        (RMSNormFwdOp((768,)), (768,)),
+        (BatchNormFwdOp(training=True), (768,)),
+        (BatchNormFwdOp(training=True), (4, 28, 28)),
+    ],
+    ids=repr,
+)
 def test_two_thousand_row_counts_are_one_build_of_each_implementation_that_they_select(
-    op: Any, monkeypatch: pytest.MonkeyPatch
+    op: Any, shape: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries.drop_entries()
     op_class = type(op)
@@ -309,10 +337,10 @@ def test_two_thousand_row_counts_are_one_build_of_each_implementation_that_they_
         builds.append(key)
         return nullcontext()
 
-    buffer = drawn(2000, 768, dtype=torch.bfloat16)
+    buffer = drawn(2001, *shape, dtype=torch.bfloat16)
     keys = set[str]()
     monkeypatch.setattr(entries, "showing_build", watcher)
-    for rows in range(1, 2001):
+    for rows in range(2, 2002):
         op(buffer[:rows])
         keys.add(op.explain(buffer[:rows]).key)
     assert sorted(builds) == sorted(keys)

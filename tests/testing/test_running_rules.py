@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tileops import register_kernel_builder
+from tileops.backend import Declined
 from tileops.testing import Limits
 from tileops.testing.broken_rule import NotTried
 from tileops.testing.running_rules import (
@@ -282,15 +283,17 @@ def test_what_importing_a_compiler_changes_is_not_taken_for_the_kernels_doing(
 # ------------------------------------------------------------------------------------------------------- targets
 
 
-def built_for(kit: Any, make: Any) -> Any:
-    """A target of the invented op whose builder gives `make(factor)`."""
+def built_for(kit: Any, make: Any, *, declines: Any = lambda x: False, per_op: bool = False) -> Any:
+    """A target of the invented op whose builder gives `make(factor)`, or declines what `declines` says."""
 
     def build(x: Any, shift: Any, total: Any, *, factor: float) -> Any:
         assert shift is None or shift.shape == x.shape[-1:]
         assert total.shape == ()
+        if declines(x):
+            raise Declined("not this one")
         return make(factor)
 
-    register_kernel_builder("ScaleOp", "acme", build)
+    register_kernel_builder("ScaleOp", "acme", build, per_op=per_op)
     return builders_of("local")[0]
 
 
@@ -314,20 +317,41 @@ def test_a_target_that_disagrees_is_found(kit: Any) -> None:
     assert "the result differs from the reference" in text
 
 
+def keeping(factor: float) -> Any:
+    kept: dict[str, Tensor] = {}
+
+    def run(*tensors: Any) -> Tensor:
+        kept["y"] = right(factor)(*tensors)
+        time.sleep(0.0001)
+        return kept["y"]
+
+    return run
+
+
 def test_a_target_whose_kernel_keeps_something_between_calls_is_found(kit: Any) -> None:
-    def make(factor: float) -> Any:
-        kept: dict[str, Tensor] = {}
-
-        def run(*tensors: Any) -> Tensor:
-            kept["y"] = right(factor)(*tensors)
-            time.sleep(0.0001)
-            return kept["y"]
-
-        return run
-
-    text = kit.verdict(check_target, built_for(kit, make), LIMITS)
+    text = kit.verdict(check_target, built_for(kit, keeping), LIMITS)
     assert "runs differ from the same run alone" in text
     assert "equal ops share what is built" in text
+
+
+def test_a_kernel_of_one_op_may_keep_something_between_calls(kit: Any) -> None:
+    check_target(built_for(kit, keeping, per_op=True), LIMITS)
+
+
+def test_a_target_may_decline_some_calls_and_not_fail_at_them(kit: Any) -> None:
+    seen = list[torch.dtype]()
+
+    def half(x: Any) -> bool:
+        seen.append(x.dtype)
+        return x.dtype is torch.float16
+
+    check_target(built_for(kit, right, declines=half), LIMITS)
+    assert torch.float16 in seen
+
+
+def test_a_target_that_declines_every_sample_call_is_skipped(kit: Any) -> None:
+    with pytest.raises(NotTried, match="builds for none of the op's sample calls on this machine$"):
+        check_target(built_for(kit, right, declines=lambda x: True), LIMITS)
 
 
 def test_a_target_that_builds_nothing_here_is_skipped_with_its_reason(kit: Any) -> None:

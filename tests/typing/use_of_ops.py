@@ -8,7 +8,18 @@ from typing import final
 
 import tileops
 import torch
-from tileops.backend import at_least, register_kernel_type
+from tileops.backend import (
+    BUILTIN,
+    Declined,
+    RegisterDetector,
+    RegisterKernelBuilder,
+    TensorSpec,
+    at_least,
+    hookimpl,
+    register_kernel_type,
+    registered_targets,
+    set_default_target,
+)
 from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
 from tileops.norm import LayerNormFwdOp
 from torch import Tensor
@@ -42,6 +53,27 @@ class ShortRows(LayerNorm):
 register_kernel_type("LayerNormFwdOp", "short_rows", ShortRows)
 
 
+def build_rms_norm(
+    x: TensorSpec, weight: TensorSpec | None, *, normalized_shape: tuple[int, ...], eps: float | None
+) -> Callable[[Tensor, Tensor | None], Tensor]:
+    device, dtype, _ = x
+    if weight is not None and weight.dtype != dtype:
+        raise Declined(f"weight on {device} is {weight.dtype}")
+    return lambda x, weight: torch.nn.functional.rms_norm(x, normalized_shape, weight, eps)
+
+
+@hookimpl
+def tileops_register_targets(
+    register_detector: RegisterDetector, register_kernel_builder: RegisterKernelBuilder
+) -> None:
+    register_detector(target="acme", detect=lambda device: device.type == "cpu")
+    register_kernel_builder(op="RMSNormFwdOp", target="acme", build_kernel=build_rms_norm, per_op=True)
+
+
+set_default_target(BUILTIN)
+assert_type(registered_targets("RMSNormFwdOp"), list[str])
+
+
 @tileops.selection(prefer=["acme", tileops.IN_TREE], op="LayerNormFwdOp")
 def decorated(n: int) -> str:
     with tileops.selection(exclude="acme:row", require=("acme", "local")):
@@ -61,3 +93,10 @@ op = LayerNormFwdOp((4,), eps=1e-6)
 assert_type(op.normalized_shape, tuple[int, ...])
 assert_type(op.explain(torch.ones(2, 4), on="h200"), tileops.Selection)
 assert_type(op.key_for("layer_norm", LayerNormCall(torch.device("cpu"), 4, torch.float32)), str)
+
+# ------------------------------------------------------------------------------------------------ front doors
+
+assert_type(tileops.functional.layer_norm(torch.ones(2, 4), (4,)), Tensor)
+assert_type(tileops.functional.rms_norm(torch.ones(2, 4), [4], eps=None), Tensor)
+assert_type(tileops.nn.BatchNorm2d(4, momentum=None).forward(torch.ones(2, 4, 3, 3)), Tensor)
+assert_type(tileops.nn.replace(torch.nn.Linear(4, 4)).left, tuple[tileops.nn.ModuleReport, ...])

@@ -11,8 +11,9 @@ from tileops_backend_example import target
 
 def test_its_builder_is_registered() -> None:
     assert "example" in backend.registered_targets()
-    run = target.build_rms_norm(None, None, normalized_shape=(64,), eps=1e-6)
     x = torch.randn(3, 64)
+    spec = backend.TensorSpec(x.device, x.dtype, (3, 64))
+    run = target.build_rms_norm(spec, None, normalized_shape=(64,), eps=1e-6)
     assert torch.equal(run(x, None), RMSNormFwdOp((64,), 1e-6, target="example")(x))
 
 
@@ -28,6 +29,12 @@ def test_the_target_serves_float16_with_a_float32_weight() -> None:
     y = RMSNormFwdOp((64,), target="example")(x, weight)
     assert y.dtype is torch.float16
     torch.testing.assert_close(y, (F.rms_norm(x.float(), (64,)) * weight).half(), rtol=4e-3, atol=4e-3)
+
+
+def test_the_target_declines_a_dtype_that_torch_does_not_compute_in() -> None:
+    op = RMSNormFwdOp((64,), target="example")
+    with pytest.raises(backend.TargetDeclinedError, match="x is float8_e5m2; serves float16, bfloat16, float32"):
+        op(torch.zeros(3, 64, dtype=torch.float8_e5m2))
 
 
 def test_the_target_says_which_op_it_has_where_it_is_named_for_another() -> None:

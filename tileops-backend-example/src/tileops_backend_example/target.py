@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from tileops.backend import TensorSpec
+from tileops.backend import Declined, TensorSpec
 from torch import Tensor
+
+from tileops_backend_example.torch_common import refusal_of_dtype
 
 
 def build_rms_norm(
@@ -22,8 +24,14 @@ def build_rms_norm(
 
     Returns:
         A function of the op's tensors that returns the op's result.
+
+    Raises:
+        Declined: torch does not compute in x's dtype.
     """
-    del x, weight  # torch serves every dtype and shape alike
+    del weight  # it is brought to x's dtype
+    reason = refusal_of_dtype(x.dtype)
+    if reason is not None:
+        raise Declined(reason)
 
     def run(x: Tensor, weight: Tensor | None) -> Tensor:
         same = None if weight is None else weight.to(x.dtype)

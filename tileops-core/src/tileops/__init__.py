@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Final
 import tileops.torch_namespace  # noqa: F401 - for what it does  # pyright: ignore[reportUnusedImport]
 
 if TYPE_CHECKING:
+    from tileops import functional, nn
     from tileops.backend import register_kernel_builder, register_kernel_type, unregister_kernel_type
     from tileops.call_spec import CallSpec, SizeClass
     from tileops.device import DeviceFacts, at_least
     from tileops.errors import (
         AmbiguousDispatchError,
+        AmbiguousTargetError,
         BackendError,
         BackendLoadWarning,
         BuildError,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
         OpNotAvailableError,
         RegistrationError,
         ScopeError,
+        TargetDeclinedError,
         TileopsError,
         UnknownTargetError,
     )
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
 _HOME: Final = {
     "IN_TREE": "verdict",
     "AmbiguousDispatchError": "errors",
+    "AmbiguousTargetError": "errors",
     "BackendError": "errors",
     "BackendLoadWarning": "errors",
     "BackwardOp": "ops",
@@ -77,6 +81,7 @@ _HOME: Final = {
     "ScopeError": "errors",
     "Selection": "verdict",
     "SizeClass": "call_spec",
+    "TargetDeclinedError": "errors",
     "TileopsError": "errors",
     "TorchOp": "torch_schema",
     "UnknownTargetError": "errors",
@@ -84,6 +89,8 @@ _HOME: Final = {
     "at_least": "device",
     "checkpoint_contexts": "scopes",
     "clear": "ops.op_base",
+    "functional": "functional",
+    "nn": "nn",
     "register_kernel_builder": "backend",
     "register_kernel_type": "backend",
     "selection": "scopes",
@@ -94,6 +101,7 @@ _HOME: Final = {
 __all__ = [
     "IN_TREE",
     "AmbiguousDispatchError",
+    "AmbiguousTargetError",
     "BackendError",
     "BackendLoadWarning",
     "BackwardOp",
@@ -119,6 +127,7 @@ __all__ = [
     "ScopeError",
     "Selection",
     "SizeClass",
+    "TargetDeclinedError",
     "TileopsError",
     "TorchOp",
     "UnknownTargetError",
@@ -126,6 +135,8 @@ __all__ = [
     "at_least",
     "checkpoint_contexts",
     "clear",
+    "functional",
+    "nn",
     "register_kernel_builder",
     "register_kernel_type",
     "selection",
@@ -141,7 +152,8 @@ def __getattr__(name: str) -> object:
         return version("tileops-core")
     if name not in _HOME:
         raise AttributeError(f"module 'tileops' has no attribute {name!r}; it has: {', '.join(_HOME)}")
-    return getattr(importlib.import_module(f"tileops.{_HOME[name]}"), name)
+    module = importlib.import_module(f"tileops.{_HOME[name]}")
+    return module if name == _HOME[name] else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -40,11 +40,15 @@ def find_op(name: str) -> type[Any] | None:
     return _classes.get(name)
 
 
+_NEAR: Final = 0.7
+"""How like two names are, of 1, where one may be meant by the other. Names of ops share their ends."""
+
+
 def nearest(name: str, known: tuple[str, ...]) -> str | None:
     """The known name that `name` was probably meant to be, or None."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)), None)
 
 
 def meant(name: str, known: tuple[str, ...]) -> str:

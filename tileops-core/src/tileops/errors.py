@@ -7,6 +7,8 @@
     │   ├── OpNotAvailableError          no kernel serves the call
     │   ├── AmbiguousDispatchError       several kernels serve it and none is preferred
     │   ├── UnknownTargetError           a target that nobody registered
+    │   ├── AmbiguousTargetError         several targets claim a device and none was named
+    │   ├── TargetDeclinedError          a target that was named does not serve the call
     │   ├── RegistrationError            a registration that cannot be taken
     │   ├── BackendLoadError             something is wrong with a backend, and `strict` makes it an error
     │   ├── Declined                     raised by a backend: it does not take part, or not in that one call
@@ -89,6 +91,14 @@ class UnknownTargetError(BackendError):
     """A target that nobody registered, or one that has nothing for the op."""
 
 
+class AmbiguousTargetError(BackendError):
+    """Several targets claim the call's device, each can take the op over, and nothing says which."""
+
+
+class TargetDeclinedError(BackendError):
+    """A target that the op or the program named declined the call. Nothing else is asked in its place."""
+
+
 class RegistrationError(BackendError):
     """A registration that cannot be taken: a key that is used, a class that fits no interface."""
 
@@ -125,6 +135,7 @@ _ERROR_OF: Final[dict[Failure, type[SelectionError]]] = {
     Failure.NO_DEVICE: OpNotAvailableError,
     Failure.NOT_SERVED: OpNotAvailableError,
     Failure.AMBIGUOUS: AmbiguousDispatchError,
+    Failure.TARGET: OpNotAvailableError,
 }
 
 

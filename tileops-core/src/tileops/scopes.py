@@ -18,8 +18,9 @@ from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar, cast
 
-from tileops.backend.registration import Implementation, registry, update_registry
+from tileops.backend.registration import registry, update_registry
 from tileops.backend.statements import Names, Statement, resolved, stated
+from tileops.backend.units import Implementation
 from tileops.errors import ScopeError
 from tileops.verdict import Answer
 

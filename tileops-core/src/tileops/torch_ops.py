@@ -31,7 +31,6 @@ from tileops.torch_schema import Route, from_torch, op_with, route_of, schema_of
 # Private names of torch, with `OpOverload.redispatch` and those of forward_ad below. A test names each.
 _C: Final = cast("Any", torch._C)
 _transforms: Final[Callable[[], bool]] = _C._are_functorch_transforms_active
-_any_requires_grad: Final[Callable[..., bool]] = _C._any_requires_grad
 _below_autograd: Final[Callable[[], Any]] = _C._AutoDispatchBelowAutograd
 _after_autograd: Final[Any] = _C._after_autograd_keyset
 _without_keys: Final[Callable[[Any], Any]] = _C._ExcludeDispatchKeyGuard
@@ -160,7 +159,7 @@ def _autograd(name: str, keys: Any, *given: Any) -> Any:
     torch_op = getattr(torch.ops.tileops, name if transformed else f"_{name}").default
     # Under a transform the levels below must meet the public op again.
     below = partial(torch_op.redispatch, keys & _after_autograd) if transformed else torch_op
-    if torch.is_grad_enabled() and _any_requires_grad(*present):
+    if torch.is_grad_enabled() and any(one.requires_grad for one in present):
         return _recorded(name, below, transformed, given)
     with _below_autograd():
         return below(*given)

@@ -95,6 +95,7 @@ class Failure(enum.Enum):
     NO_DEVICE = "in-tree kernels do not run on"
     NOT_SERVED = "no implementation serves this call"
     AMBIGUOUS = "dispatch is ambiguous"
+    TARGET = "the target does not serve this call"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +111,9 @@ class Selection:
         failure: Why there is none; None where there is one.
         contenders: The keys that serve the call and that nothing else is preferred over: the winner alone, or
             those between which dispatch is ambiguous.
-        remarks: What backends say about themselves that may explain a missing kernel.
+        remarks: What backends say about themselves that may explain a missing kernel, and what targets do.
         scope: What the program says about whose kernels are taken, the innermost scope first.
+        target: The target that takes the op over; then no kernel is asked, and `key` is None.
     """
 
     op: str
@@ -123,6 +125,7 @@ class Selection:
     contenders: tuple[str, ...]
     remarks: tuple[str, ...] = ()
     scope: tuple[str, ...] = ()
+    target: str | None = None
 
     @property
     def winner(self) -> Verdict | None:
@@ -133,6 +136,8 @@ class Selection:
     def headline(self) -> str:
         """The outcome in one line: the winner, or the error's first sentence."""
         where = f"{self.op}.{self.interface}"
+        if self.target is not None:
+            return f"target {self.target!r} serves this call: {where}"
         if self.failure is None:
             return f"{self.key} serves this call: {where}"
         if self.failure is Failure.NO_DEVICE:
@@ -159,6 +164,8 @@ class Selection:
             return verdict.reason
         if verdict.key == self.key:
             return "serves this call: selected" + (f", {verdict.favour}" if verdict.favour else "")
+        if self.target is not None or self.failure is Failure.TARGET:
+            return "serves this call; the target is asked in its place"
         outranked = verdict.key not in self.contenders
         return "serves this call; another is preferred over it" if outranked else "serves this call"
 
@@ -212,8 +219,10 @@ class Selection:
             "call": str(self.call),
             "scope": list(self.scope),
             "key": self.key,
+            "target": self.target,
             "verdicts": [verdict.as_json() for verdict in self.verdicts],
             "error": None if self.failure is None else self.headline,
+            "remarks": list(self.remarks),
         }
 
 

@@ -16,10 +16,17 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from tileops.backend.hooks import RegisterDeviceFacts, RegisterKernelBuilder, RegisterKernelType, hookimpl
+from tileops.backend.hooks import (
+    RegisterDetector,
+    RegisterDeviceFacts,
+    RegisterKernelBuilder,
+    RegisterKernelType,
+    hookimpl,
+)
 from tileops.device import DeviceFacts, at_least
 from tileops.errors import (
     AmbiguousDispatchError,
+    AmbiguousTargetError,
     BackendError,
     BackendLoadError,
     BackendLoadWarning,
@@ -29,6 +36,7 @@ from tileops.errors import (
     KernelFaultWarning,
     OpNotAvailableError,
     RegistrationError,
+    TargetDeclinedError,
     UnknownTargetError,
 )
 from tileops.kernels.kernel_base import Entry, Kernel, KernelInterface
@@ -39,24 +47,30 @@ if TYPE_CHECKING:
     from tileops.backend.policy import POLICY_VARIABLE
     from tileops.backend.recording import Recorder
     from tileops.backend.records import BackendRecord, State
-    from tileops.backend.targets import TensorSpec, registered_targets
+    from tileops.backend.targets import TensorSpec, default_target, registered_targets, set_default_target
+    from tileops.backend.units import BUILTIN, DeviceClaim
 
 _ON_FIRST_USE: Final = {
+    "BUILTIN": "units",
     "POLICY_VARIABLE": "policy",
     "STRICT_VARIABLE": "loading",
     "BackendRecord": "records",
     "State": "records",
     "TensorSpec": "targets",
+    "default_target": "targets",
     "load": "loading",
     "registered_targets": "targets",
+    "set_default_target": "targets",
 }
 """Where the names are that need the tables of backends: importing this package does not need those."""
 
 __all__ = [
+    "BUILTIN",
     "IN_TREE",
     "POLICY_VARIABLE",
     "STRICT_VARIABLE",
     "AmbiguousDispatchError",
+    "AmbiguousTargetError",
     "BackendError",
     "BackendLoadError",
     "BackendLoadWarning",
@@ -70,21 +84,27 @@ __all__ = [
     "KernelFaultWarning",
     "KernelInterface",
     "OpNotAvailableError",
+    "RegisterDetector",
     "RegisterDeviceFacts",
     "RegisterKernelBuilder",
     "RegisterKernelType",
     "RegistrationError",
     "State",
+    "TargetDeclinedError",
     "TensorSpec",
     "UnknownTargetError",
     "at_least",
+    "default_target",
     "hookimpl",
     "load",
+    "load_failures",
     "note",
+    "register_detector",
     "register_device_facts",
     "register_kernel_builder",
     "register_kernel_type",
     "registered_targets",
+    "set_default_target",
     "status",
     "unregister_kernel_type",
 ]
@@ -123,7 +143,8 @@ def unregister_kernel_type(op: str, key: str) -> None:
     Raises:
         RegistrationError: Nothing of the program is registered there; it lists what is.
     """
-    from tileops.backend.registration import LOCAL, commit, registry
+    from tileops.backend.registration import commit, registry
+    from tileops.backend.units import LOCAL
 
     bare = key.removeprefix(f"{LOCAL.name}:")
     unit = registry().units.get(LOCAL.name)
@@ -136,20 +157,37 @@ def unregister_kernel_type(op: str, key: str) -> None:
         unregister_kernel_type(op, key)  # another thread registered something meanwhile
 
 
-def register_kernel_builder(op: str, target: str, build_kernel: Callable[..., Any]) -> None:
+def register_detector(target: str, detect: DeviceClaim) -> None:
+    """Let a target take ops over on the devices that it claims, for whoever names no target.
+
+    Args:
+        target: The target's name.
+        detect: Called `detect(device)` with a `torch.device`; whether the target is for it. Asked once for each
+            device, and again when something is registered. One that raises claims nothing and is warned about.
+
+    Raises:
+        RegistrationError: The target has another detector, or this one is not callable.
+    """
+    _recorder_of_caller().register_detector(target, detect)
+
+
+def register_kernel_builder(op: str, target: str, build_kernel: Callable[..., Any], *, per_op: bool = False) -> None:
     """Let a target take over a whole op.
 
     Args:
-        op: The op class's name.
+        op: The op class's name. An op that this release does not have is kept and noted, and served when it
+            appears.
         target: The target's name, which users pass as `target=`.
         build_kernel: Called `build_kernel(*TensorSpec | None in signature order, **params)` with the op's
-            constructor parameters; returns a callable that takes the op's tensors and returns its result.
-            Asked once for equal specs and parameters.
+            constructor parameters; returns a callable that takes the op's tensors and returns its result. Asked
+            once for equal specs and parameters. It raises `Declined` for a call that it leaves to others.
+        per_op: Whether each op object gets a kernel of its own, which dies with it, instead of one for all equal
+            ops. For kernels that keep something between calls.
 
     Raises:
-        RegistrationError: Somebody else has a builder for that op and target, or it is not callable.
+        RegistrationError: Somebody has a builder for that op and target, or this one is not callable.
     """
-    _recorder_of_caller().register_kernel_builder(op, target, build_kernel)
+    _recorder_of_caller().register_kernel_builder(op, target, build_kernel, per_op=per_op)
 
 
 def register_device_facts(device_type: str, read: Callable[[Any], DeviceFacts]) -> None:
@@ -180,6 +218,14 @@ def status() -> tuple[BackendRecord, ...]:
 
     load()
     return registry().told()
+
+
+def load_failures() -> list[str]:
+    """The installed backends that could not be loaded, a line each: which, and why. `status()` has the tracebacks."""
+    from tileops.backend.records import State
+
+    failed = (record for record in status() if record.state in (State.FAILED, State.INCOMPATIBLE))
+    return [f"{record.name} ({', '.join(record.entry_points)}): {record.reason}" for record in failed]
 
 
 def _recorder_of_caller() -> Recorder:

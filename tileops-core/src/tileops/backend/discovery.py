@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tileops.backend.records import BackendRecord, State
-from tileops.backend.registration import LOCAL
+from tileops.backend.units import LOCAL
 from tileops.verdict import IN_TREE, Owner
 
 if TYPE_CHECKING:

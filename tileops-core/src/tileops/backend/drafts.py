@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
-from tileops.backend.registration import Unit
+from tileops.backend.units import Unit
 from tileops.verdict import Owner
 
 Change = Callable[[Unit], Unit]

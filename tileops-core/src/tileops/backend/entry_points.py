@@ -48,7 +48,9 @@ def _run_hooks(plugin: object, recorder: Recorder) -> None:
     manager.register(plugin)
     _refuse_unknown_hooks(manager, plugin)
     manager.hook.tileops_register_kernels(register_kernel_type=recorder.register_kernel_type)
-    manager.hook.tileops_register_targets(register_kernel_builder=recorder.register_kernel_builder)
+    manager.hook.tileops_register_targets(
+        register_detector=recorder.register_detector, register_kernel_builder=recorder.register_kernel_builder
+    )
     manager.hook.tileops_register_devices(register_device_facts=recorder.register_device_facts)
 
 

@@ -7,7 +7,7 @@ from tileops but `hookimpl`. pluggy refuses an unknown hook and a misspelt argum
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 PROJECT: Final = "tileops"
 """The name that pluggy puts before the attributes of its markers."""
@@ -18,8 +18,23 @@ PREFIX: Final = f"{PROJECT}_register_"
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 RegisterKernelType = Callable[[str, str, type[Any]], None]
-RegisterKernelBuilder = Callable[[str, str, Callable[..., Any]], None]
 RegisterDeviceFacts = Callable[[str, Callable[[Any], Any]], None]
+
+
+class RegisterDetector(Protocol):
+    """What registers the detector of a target."""
+
+    def __call__(self, target: str, detect: Callable[[Any], bool]) -> None:
+        """See `tileops.backend.register_detector`."""
+        ...
+
+
+class RegisterKernelBuilder(Protocol):
+    """What registers a builder of a target for an op."""
+
+    def __call__(self, op: str, target: str, build_kernel: Callable[..., Any], *, per_op: bool = False) -> None:
+        """See `tileops.backend.register_kernel_builder`."""
+        ...
 
 
 def hookimpl(function: Hook) -> Hook:
@@ -34,9 +49,14 @@ def tileops_register_kernels(register_kernel_type: RegisterKernelType) -> None:
     del register_kernel_type
 
 
-def tileops_register_targets(register_kernel_builder: RegisterKernelBuilder) -> None:
-    """Register targets: call `register_kernel_builder(op, target, build_kernel)` for each op taken over."""
-    del register_kernel_builder
+def tileops_register_targets(
+    register_detector: RegisterDetector, register_kernel_builder: RegisterKernelBuilder
+) -> None:
+    """Register targets: `register_kernel_builder(op, target, build_kernel)` for each op that one takes over.
+
+    `register_detector(target, detect)` gives it the devices that `detect` claims.
+    """
+    del register_detector, register_kernel_builder
 
 
 def tileops_register_devices(register_device_facts: RegisterDeviceFacts) -> None:

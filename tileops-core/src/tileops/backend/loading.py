@@ -25,8 +25,9 @@ from tileops.backend.policy import POLICY_VARIABLE, Policy
 from tileops.backend.process import active, process
 from tileops.backend.recording import Recorder, check_unit
 from tileops.backend.records import BackendRecord, State
-from tileops.backend.registration import Unit, commit, registry, update_registry
+from tileops.backend.registration import commit, registry, update_registry
 from tileops.backend.side_effects import observing
+from tileops.backend.units import Unit
 from tileops.device import warn_user
 from tileops.errors import BackendLoadError, BackendLoadWarning, Declined, RegistrationError
 

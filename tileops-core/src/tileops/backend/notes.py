@@ -12,12 +12,13 @@ from tileops.catalogue import find_op, meant, op_names
 from tileops.verdict import IN_TREE
 
 if TYPE_CHECKING:
-    from tileops.backend.registration import Unit
+    from tileops.backend.units import Unit
 
 
 def unknown_names(unit: Unit, units: Iterable[Unit]) -> tuple[str, ...]:
     """A sentence for each name in `unit` that this release, and `units`, all that is registered, do not have."""
-    return (*_unknown_ops(unit), *dict.fromkeys(_unknown_keys(unit, tuple(units))))
+    everybody = tuple(units)
+    return (*_unknown_ops(unit), *dict.fromkeys(_unknown_keys(unit, everybody)), *_idle_targets(unit, everybody))
 
 
 def _unknown_ops(unit: Unit) -> Iterator[str]:
@@ -25,6 +26,12 @@ def _unknown_ops(unit: Unit) -> Iterator[str]:
     for op in dict.fromkeys([op for op, _ in unit.kernels] + [builder.op for builder in unit.builders]):
         if op not in known:
             yield f"registers for {op!r}, an op that this release does not have{meant(op, known)}"
+
+
+def _idle_targets(unit: Unit, units: tuple[Unit, ...]) -> Iterator[str]:
+    built = tuple(sorted({builder.target for one in units for builder in one.builders}))
+    for target in (detector.target for detector in unit.detectors if detector.target not in built):
+        yield f"target {target!r} has a detector and takes no op over{meant(target, built)}"
 
 
 def _unknown_keys(unit: Unit, units: tuple[Unit, ...]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tileops.backend.registration import Implementation
+from tileops.backend.units import Implementation
 from tileops.errors import DeclarationError
 from tileops.kernels.kernel_base import KernelInterface
 from tileops.verdict import IN_TREE

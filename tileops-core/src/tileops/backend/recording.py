@@ -17,15 +17,8 @@ from tileops.backend.drafts import Change
 from tileops.backend.precedence import check_precedence
 from tileops.backend.process import active, process
 from tileops.backend.records import State
-from tileops.backend.registration import (
-    LOCAL,
-    Implementation,
-    Unit,
-    check_claims,
-    commit,
-    registry,
-    update_registry,
-)
+from tileops.backend.registration import commit, registry, update_registry
+from tileops.backend.units import LOCAL, DeviceClaim, Implementation, Unit, check_claims
 from tileops.catalogue import find_op
 from tileops.device import FactsReader
 from tileops.kernels.kernel_base import Kernel, KernelInterface
@@ -48,9 +41,15 @@ class Recorder:
         """Add an implementation to the op called `op`, under `key`."""
         self._add(lambda unit: unit.with_kernel(op, key, cls))
 
-    def register_kernel_builder(self, op: str, target: str, build_kernel: Callable[..., Any]) -> None:
+    def register_detector(self, target: str, detect: DeviceClaim) -> None:
+        """Let `target` have the devices that `detect(device)` claims."""
+        self._add(lambda unit: unit.with_detector(target, detect))
+
+    def register_kernel_builder(
+        self, op: str, target: str, build_kernel: Callable[..., Any], *, per_op: bool = False
+    ) -> None:
         """Let `target` take over the op called `op`."""
-        self._add(lambda unit: unit.with_builder(op, target, build_kernel))
+        self._add(lambda unit: unit.with_builder(op, target, build_kernel, per_op=per_op))
 
     def register_device_facts(self, device_type: str, read: FactsReader) -> None:
         """Let `read(device)` tell the facts of devices of `device_type`."""

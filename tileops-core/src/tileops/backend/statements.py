@@ -14,7 +14,8 @@ from typing import Any, Final, NoReturn, cast
 
 from tileops.backend.loading import load
 from tileops.backend.records import State
-from tileops.backend.registration import LOCAL, registry, when_registry_changes
+from tileops.backend.registration import registry, when_registry_changes
+from tileops.backend.units import LOCAL
 from tileops.catalogue import find_op, meant, op_names
 from tileops.errors import ScopeError
 from tileops.verdict import IN_TREE

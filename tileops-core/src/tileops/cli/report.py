@@ -26,14 +26,14 @@ class Run:
     """One op on one set of tensors.
 
     Args:
-        selection: Why its kernel ran; None where a target took the op over.
+        selection: Why its kernel ran, or which target took the op over.
         results: What the op returned, absent results left out, then the arguments that it wrote.
         error: The largest absolute difference from the reference in float64; None where nothing tells it.
         first: Seconds of the first call, selection and building included.
         later: Median seconds of later calls.
     """
 
-    selection: Selection | None
+    selection: Selection
     results: dict[str, Tensor]
     error: float | None
     first: float
@@ -42,15 +42,15 @@ class Run:
 
 def run_op(op: Op, tensors: Sequence[Tensor | None]) -> Run:
     """Run `op` on copies of what it may write, and compare with the reference of its interface."""
-    selection = op.explain(*tensors) if op.target is None else None
     arguments = [None if tensor is None else tensor.clone() for tensor in tensors]
     device = next(tensor.device for tensor in tensors if tensor is not None)
     returned, first = _timed(lambda: op(*arguments), device)
+    selection = op.explain(*tensors)  # after the call: a target may have declined it
     values = _as_tuple(returned)
     names = result_names(op, len(values))
     results = {name: value.clone() for name, value in zip(names, values) if value is not None}
     results |= {name: value.clone() for name, value in _written(op, selection, arguments)}
-    error = None if selection is None else _error(op, selection, tensors, list(results.values()))
+    error = _error(op, selection, tensors, list(results.values()))
     later = statistics.median(_timed(lambda: op(*arguments), device)[1] for _ in range(LATER_CALLS))
     return Run(selection, results, error, first, later)
 
@@ -72,9 +72,9 @@ def _timed(call: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
     return result, time.perf_counter() - begun
 
 
-def _written(op: Op, selection: Selection | None, arguments: Sequence[Tensor | None]) -> Iterator[tuple[str, Tensor]]:
+def _written(op: Op, selection: Selection, arguments: Sequence[Tensor | None]) -> Iterator[tuple[str, Tensor]]:
     """The arguments that the call wrote."""
-    writes = frozenset[str]() if selection is None else op.interfaces[selection.interface].writes
+    writes = op.interfaces[selection.interface].writes
     for name, argument in zip(op.argument_names, arguments):
         if name in writes and argument is not None:
             yield name, argument
@@ -93,8 +93,7 @@ def _error(op: Op, selection: Selection, tensors: Sequence[Tensor | None], resul
 
 def show_run(console: Console, run: Run) -> None:
     """Print a run: the kernel, the others with their reasons, the error, the times."""
-    if run.selection is not None:
-        show_selection(console, run.selection)
+    show_selection(console, run.selection)
     lines = [f"first call {duration(run.first)}, later calls {duration(run.later)}"]
     if run.error is not None:
         lines.insert(0, f"largest error against the reference in float64: {run.error:.1e}")
@@ -114,10 +113,11 @@ def show_selection(console: Console, selection: Selection) -> None:
     console.print(table, markup=False)
     if selection.failure is not None:
         console.print(Padding(f"error: {selection.headline}", (0, 0, 0, 2)), style="bold red", markup=False)
-        for line in (*selection.remarks, *selection.advice()):
-            console.print(Padding(line, (0, 0, 0, 2)), highlight=False, markup=False)
     else:
-        console.print(Padding(f"selected: {selection.key}", (0, 0, 0, 2)), style="green", highlight=False)
+        selected = selection.key or f"target {selection.target}"
+        console.print(Padding(f"selected: {selected}", (0, 0, 0, 2)), style="green", highlight=False)
+    for line in (*selection.remarks, *selection.advice()):
+        console.print(Padding(line, (0, 0, 0, 2)), highlight=False, markup=False)
 
 
 def _shipped_by(verdict: Verdict) -> str:

@@ -22,6 +22,7 @@ __all__ = [
     "block_merge_moments",
     "block_sum",
     "compile_program",
+    "compile_sized_program",
     "elements_of_group",
     "from_origin",
     "group_merge_moments",
@@ -33,6 +34,7 @@ __all__ = [
     "load_row_at",
     "merge_moments",
     "merge_moments_of_warps",
+    "sized_block_sum",
     "take_origin",
     "tilelang_dtype",
     "vector_elements",
@@ -44,23 +46,43 @@ WARP = 32
 _ARCH_SPECIFIC = frozenset({90, 100, 120})
 
 
+_PASSES = {
+    # The program masks its own accesses: no bounds are added to them.
+    "tl.disable_safe_memory_legalize": True,
+    # Each shared buffer keeps its own memory: reuse would cost a barrier to save a few bytes.
+    "tl.disable_shared_memory_reuse": True,
+}
+
+
 def compile_program(prim_func: Any, arch: int) -> Callable[..., Any]:
     """Compile `prim_func` for `arch` (major * 10 + minor) and return its bare entry point.
 
     The entry point takes torch tensors in the order of the program's parameters, outputs included, checks
     their shapes and dtypes, and launches on torch's current stream; no Python frame lies between. It owns
-    the compiled module. The program masks its own accesses: no bounds are added to them.
+    the compiled module.
     """
+    return _compiled(prim_func, arch, _PASSES)
+
+
+def compile_sized_program(prim_func: Any, arch: int, registers: int) -> Callable[..., Any]:
+    """Like `compile_program`, for a program whose blocks are as large as each launch asks for: `(WARP, warps)`.
+
+    TileLang places barriers, and the compiler limits registers, by a block size that is known. So the program
+    holds every barrier that it needs, and a thread takes at most `registers`.
+    """
+    return _compiled(
+        prim_func, arch, {**_PASSES, "tl.disable_thread_storage_sync": True}, [f"--maxrregcount={registers}"]
+    )
+
+
+def _compiled(prim_func: Any, arch: int, passes: dict[str, bool], flags: list[str] | None = None) -> Callable[..., Any]:
     suffix = "a" if arch in _ARCH_SPECIFIC else ""
     kernel = tilelang.compile(
         prim_func,
         out_idx=None,
         target={"kind": "cuda", "arch": f"sm_{arch}{suffix}"},
-        pass_configs={
-            "tl.disable_safe_memory_legalize": True,
-            # Each shared buffer keeps its own memory: reuse would cost a barrier to save a few bytes.
-            "tl.disable_shared_memory_reuse": True,
-        },
+        pass_configs=passes,
+        compile_flags=flags,
     )
     return kernel.adapter.get_exportable_executable()["main"]
 
@@ -98,6 +120,26 @@ def block_sum(values, slots, count: int, threads: int):
         for i in T.unroll(count):
             values[i] = slots[thread % (threads // WARP), i]
         group_sum(values, count, threads // WARP)
+
+
+@T.macro
+def sized_block_sum(values, slots, count: int, warps):
+    """Like `block_sum`, over a block of `(WARP, warps)` threads, `warps` being a run-time number up to 32.
+
+    `slots` has a row for each warp that a block may have.
+    """
+    lane = T.get_thread_binding(0)
+    warp = T.get_thread_binding(1)
+    group_sum(values, count, WARP)
+    if lane == 0:
+        for i in T.unroll(count):
+            slots[warp, i] = values[i]
+    T.sync_threads()
+    for i in T.unroll(count):
+        values[i] = 0.0
+        if lane < warps:
+            values[i] = slots[lane, i]
+    group_sum(values, count, WARP)
 
 
 @T.macro

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
-from tileops.backend.registration import Implementation
+from tileops.backend.units import Implementation
 from tileops.call_spec import CallSpec
 from tileops.device import warn_user
 from tileops.errors import KernelFaultWarning

@@ -96,11 +96,13 @@ def check_beside(name: str, value: Tensor | None, x: Tensor, shape: Sequence[int
 
 def check_number(name: str, value: object, *, least: float, most: float = math.inf) -> None:
     """Refuse a parameter that is no number or out of its range."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or math.isnan(value):
-        raise InputError(f"{name} is {value!r}; it must be a number")
-    if not least <= value <= most:
-        upper = "" if most == math.inf else f" and at most {most:g}"
-        raise InputError(f"{name} is {value!r}; it must be at least {least:g}{upper}")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if least <= value <= most:
+            return  # one that dynamo traces symbolically gets no further: it cannot be asked whether it is NaN
+        if not math.isnan(value):
+            upper = "" if most == math.inf else f" and at most {most:g}"
+            raise InputError(f"{name} is {value!r}; it must be at least {least:g}{upper}")
+    raise InputError(f"{name} is {value!r}; it must be a number")
 
 
 def check_written(name: str, value: Tensor | None, others: Sequence[tuple[str, Tensor | None]]) -> None:
@@ -118,13 +120,13 @@ def check_written(name: str, value: Tensor | None, others: Sequence[tuple[str, T
 
 def in_storages_of_their_own(tensors: Sequence[Tensor | None]) -> bool:
     """Whether no two tensors lie in one storage, hence none shares memory: the quick answer, on every call."""
-    given = [_storage_of(tensor) for tensor in tensors if tensor is not None]
+    given = [storage_of(tensor) for tensor in tensors if tensor is not None]
     return len(set(given)) == len(given)
 
 
 def _share_memory(written: Tensor, other: Tensor) -> bool:
     """Whether a written vector and another tensor have a byte in common."""
-    if written.numel() == 0 or other.numel() == 0 or _storage_of(written) != _storage_of(other):
+    if written.numel() == 0 or other.numel() == 0 or storage_of(written) != storage_of(other):
         return False
     first, past = _extent(written)
     other_first, other_past = _extent(other)
@@ -134,7 +136,7 @@ def _share_memory(written: Tensor, other: Tensor) -> bool:
     return written.dim() > 1 or other.dim() > 1 or not _addresses(written).isdisjoint(_addresses(other))
 
 
-def _storage_of(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
     """Which storage a tensor lies in; fake and meta tensors, which have no memory, have storages too."""
     return tensor.untyped_storage()._cdata
 

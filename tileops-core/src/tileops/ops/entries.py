@@ -8,19 +8,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import threading
 import traceback
 from collections.abc import Callable, Generator, Hashable
-from concurrent.futures import Future
 from typing import Any, cast
 
-from tileops.backend.registration import Implementation
+from tileops.backend.units import Implementation
 from tileops.call_spec import CallSpec
 from tileops.device import made_current
 from tileops.errors import BuildError
 from tileops.kernels.kernel_base import KernelInterface, kernels_of
 from tileops.ops.progress import showing_build
+from tileops.ops.tables import build_once
 from tileops.scopes import in_force
 from tileops.verdict import IN_TREE
 
@@ -36,19 +35,6 @@ class Built:
 
 
 _built: dict[Key, Built] = {}
-_building: dict[Key, tuple[int, Future[Built]]] = {}
-_lock = threading.Lock()
-
-
-def _after_fork_in_child() -> None:
-    """Builds that other threads had begun die with them; the child begins them again."""
-    global _lock  # noqa: PLW0603 - nobody in the child can release the parent's lock
-    _lock = threading.Lock()
-    _building.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def built_entries() -> tuple[Built, ...]:
@@ -73,33 +59,15 @@ def entry_of(op: str, interface: type[KernelInterface[Any]], implementation: Imp
         key = (interface, implementation.cls, identity)
         hash(key)
     built = _built.get(key)
-    return built.entry if built is not None else _build_once(op, key, implementation, call, factory)
-
-
-def _build_once(op: str, key: Key, implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Any:
-    with _lock:
-        if key in _built:
-            return _built[key].entry
-        builder, promise = _building.get(key, (0, Future[Built]()))
-        if builder == 0:
-            _building[key] = (threading.get_ident(), promise)
-    if builder == threading.get_ident():
-        raise BuildError(f"{implementation.full_key} asks for its own entry while it is being built, for {call}")
-    if builder != 0:
-        return promise.result().entry
-    try:
-        with _naming_the_failure(op, implementation, call):
-            built = Built(run_factory(implementation, call, factory), implementation)
-    except BaseException as error:
-        with _lock:
-            _building.pop(key, None)
-        promise.set_exception(error)
-        raise
-    with _lock:
-        _built[key] = built
-        _building.pop(key, None)
-    promise.set_result(built)
+    if built is None:
+        what = f"{implementation.full_key}, for {call},"
+        built = build_once(_built, key, lambda: _build(op, implementation, call, factory), what)
     return built.entry
+
+
+def _build(op: str, implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Built:
+    with _naming_the_failure(op, implementation, call):
+        return Built(run_factory(implementation, call, factory), implementation)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tileops.backend.precedence import check_precedence
-from tileops.backend.registration import LOCAL, Implementation, registry, when_registry_changes
+from tileops.backend.registration import registry, when_registry_changes
+from tileops.backend.units import LOCAL, Implementation
 from tileops.device import warn_user
 from tileops.errors import BackendLoadWarning, DeclarationError
 from tileops.kernels.kernel_base import Kernel, check_kernel_class

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, cast, overload
+from typing import Any, ClassVar, Final, overload
 
 import torch
 from torch import Tensor, is_grad_enabled
@@ -18,7 +18,8 @@ from torch.compiler import is_dynamo_compiling
 from tileops.autograd import saved_by_name
 from tileops.backend.loading import load
 from tileops.backend.precedence import beats, precedence
-from tileops.backend.registration import Implementation, registry, when_registry_changes
+from tileops.backend.registration import registry, when_registry_changes
+from tileops.backend.units import BUILTIN, Implementation
 from tileops.call_spec import CallSpec, as_code
 from tileops.catalogue import add_op
 from tileops.device import Board, DeviceFacts, default_device_type, is_capturing
@@ -28,10 +29,19 @@ from tileops.ops.asking import verdict_of
 from tileops.ops.checks import check_strided, laid_out
 from tileops.ops.entries import drop_entries, entry_of, note_who_ran
 from tileops.ops.implementations import check_kernel_types, implementations
+from tileops.ops.offers import may_be_taken_over, unable_claims
 from tileops.ops.repeats import NO_REPEATS, Repeats, with_call
 from tileops.ops.requests import check_request, refuse_unkeyable
 from tileops.ops.signature import argument_names, arguments_in_order, asked_for, parameter_names
-from tileops.ops.target_kernels import build_target_kernel, run_target_kernel, specs_of
+from tileops.ops.tables import remember
+from tileops.ops.target_kernels import (
+    forget_target_kernels,
+    run_target_kernel,
+    specs_of,
+    target_kernel,
+    with_refusal,
+    with_target,
+)
 from tileops.record import key_of
 from tileops.scopes import NO_SCOPE, Scope, active, in_effect, opening
 from tileops.torch_boundary import (
@@ -96,7 +106,7 @@ class Op:
     `kernel_types`, `forward`, `check` and `empty_results`, and nothing else.
 
     Args:
-        target: A target that takes this op over, instead of kernel selection.
+        target: A target that takes this op over, instead of kernel selection; `BUILTIN` where none shall.
     """
 
     interfaces: ClassVar[Mapping[str, type[KernelInterface[Any]]]] = MappingProxyType({})
@@ -120,6 +130,7 @@ class Op:
 
     _routes: ClassVar[tuple[Route, ...]] = ()
     _entries: ClassVar[dict[Any, Any]] = {}
+    _may_be_taken_over: ClassVar[bool] = True
     _repeats: Repeats = NO_REPEATS
 
     def __init__(self, *, target: str | None = None) -> None:
@@ -134,6 +145,7 @@ class Op:
         if {"forward", "check"} & vars(cls).keys() and "call_sizes" not in vars(cls):
             cls.call_sizes = Op.call_sizes  # what a base says of its own calls
         cls._entries = {}
+        cls._may_be_taken_over = may_be_taken_over(cls.__name__)
         _op_classes.append(cls)
         add_op(cls)
         declare(cls)
@@ -208,22 +220,35 @@ class Op:
             return self._serve(tensors)
         except Exception as error:
             failure = error
+        raise self._explained(failure, tensors)
+
+    def _explained(self, failure: Exception, tensors: tuple[Any, ...]) -> Exception:
+        """What reaches the caller of what `forward` raised."""
         # Layouts are asked about here: a sparse tensor fails wherever memory is asked for, and others cost nothing.
         for name, tensor in zip(self.argument_names, tensors):
             check_strided(name, tensor)
         note_who_ran(failure)
-        raise failure
+        if self._is_offered():
+            return with_refusal(self, specs_of(arguments_in_order(type(self), tensors, {})), failure)
+        return failure
 
     def _serve(self, tensors: tuple[Any, ...]) -> Any:
-        """Lay the tensors out, and call the target that was named or the kernel that is selected."""
+        """Run the target that takes the call over, or lay the tensors out for the kernel that is selected."""
+        if self._is_offered():
+            arguments = arguments_in_order(type(self), tensors, {})
+            kernel = target_kernel(self, specs_of(arguments), lambda: self._of_kernels(*asked_for(self, arguments)))
+            if kernel is not None:
+                return run_target_kernel(kernel, self, arguments)
         if not self.any_layout:
             for tensor in tensors:
                 if tensor is not None and not (tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0):
                     tensors = laid_out(tensors, written_positions(self))
                     break
-        if self.target is not None:
-            return self._run_target(arguments_in_order(type(self), tensors, {}))
         return self.forward(*tensors)
+
+    def _is_offered(self) -> bool:
+        """Whether a target may take calls over, on whatever device."""
+        return self._may_be_taken_over if self.target is None else self.target != BUILTIN
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a parameter: what was noted of calls with the old ones is forgotten."""
@@ -267,14 +292,15 @@ class Op:
                 them itself: `call.on("h200")`.
 
         Returns:
-            The selection: every verdict, and the winner or why there is none.
+            The selection: every verdict, and the winner or why there is none. Where a target takes the op over,
+            which one and why.
         """
-        interface, call = args if args and isinstance(args[0], str) else asked_for(self, args)
-        selection = self.selection(interface, call if on is None else call.on(on))
-        if self.target is None:
-            return selection
-        taken = f"target={self.target!r} takes the op over: none of these kernels is asked"
-        return dataclasses.replace(selection, remarks=(taken, *selection.remarks))
+        by_spec = bool(args) and isinstance(args[0], str)
+        interface, call = args if by_spec else asked_for(self, args)
+        selection = self._of_kernels(interface, call if on is None else call.on(on))
+        asked_here = not by_spec and on is None
+        specs = specs_of(arguments_in_order(type(self), args, {})) if asked_here else None
+        return with_target(type(self), selection, self, specs)
 
     def prepare(self, *args: Any) -> Selection:
         """Select and build what a call needs, without running it: before a CUDA-graph capture, or at start-up.
@@ -284,29 +310,34 @@ class Op:
                 stands for one on the current accelerator, or on the CPU where there is none.
 
         Returns:
-            The selection, which has a winner. Raises what the call would raise.
+            The selection, which has a winner or a target. Raises what the call would raise.
         """
         by_spec = bool(args) and isinstance(args[0], str)
-        if self.target is not None and not by_spec:
-            self._target_kernel(arguments_in_order(type(self), args, {}))
-            return self.explain(*args)
         interface, call = args if by_spec else asked_for(self, args)
         if call.device.type == "meta":
             call = dataclasses.replace(call, device=torch.device(default_device_type()))
         call = call.normalised()
-        self.kernel_for(interface, call)
-        return self.selection(interface, call)
+        specs = None if by_spec else specs_of(arguments_in_order(type(self), args, {}), on=call.device)
+        selection = self._of_kernels(interface, call)
+        if specs is None or target_kernel(self, specs, lambda: selection) is None:
+            self.kernel_for(interface, call)
+        return selection if specs is None else with_target(type(self), selection, self, specs)
 
     def key_for(self, interface: str, call: CallSpec) -> str:
         """The key of the implementation that serves `call`; raises where `kernel_for` would."""
-        selection = self.selection(interface, call)
+        selection = self._of_kernels(interface, call)
         if selection.key is None:
             raise selection_error(selection)
         return selection.key
 
     @classmethod
     def selection(cls, interface: str, call: CallSpec) -> Selection:
-        """`explain(interface, call)`, which depends on the op's class alone."""
+        """`explain(interface, call)` of an op that names no target: it depends on the op's class alone."""
+        return with_target(cls, cls._of_kernels(interface, call))
+
+    @classmethod
+    def _of_kernels(cls, interface: str, call: CallSpec) -> Selection:
+        """What kernel selection says, whatever targets do."""
         check_request(cls, interface, call)
         load()
         return _selected(cls, interface, implementations(cls, interface), call.normalised())
@@ -358,30 +389,16 @@ class Op:
         winner = next(one for one in candidates if one.full_key == selection.key)
         entry = entry_of(cls.__name__, cls.interfaces[interface], winner, plain)
         # A device without an index means the current one, which changes: only the spec that names it is kept.
-        _remember(entries, (interface, key_of(call if call.device == plain.device else plain), active()), entry)
+        where = call if call.device == plain.device else plain
+        remember(entries, (interface, key_of(where), active()), entry, LOOK_UPS)
         return entry
-
-    def _run_target(self, tensors: tuple[Any, ...]) -> Any:
-        """Run what the target's builder made for these specs and parameters."""
-        return run_target_kernel(self._target_kernel(tensors), tensors, written_positions(self))
-
-    def _target_kernel(self, tensors: tuple[Any, ...]) -> Callable[..., Any]:
-        cls = type(self)
-        specs = specs_of(tensors)
-        key = (self.target, specs, tuple(self.params.items()))
-        kernel = cls._entries.get(key)
-        if kernel is None:
-            load()
-            entries = cls._entries
-            kernel = build_target_kernel(cls.__name__, cast("str", self.target), specs, self.params)
-            _remember(entries, key, kernel)
-        return kernel
 
 
 def clear() -> None:
     """Forget every look-up and every entry of the process. The next calls select and build again."""
     _swap_tables()
     drop_entries()
+    forget_target_kernels()
 
 
 def _selected(cls: type[Op], interface: str, candidates: Sequence[Implementation], call: CallSpec) -> Selection:
@@ -389,21 +406,15 @@ def _selected(cls: type[Op], interface: str, candidates: Sequence[Implementation
     selection = select(cls.__name__, interface, candidates, call, in_effect(cls))
     if selection.key is not None:
         return selection
-    return dataclasses.replace(selection, remarks=registry().remarks())
-
-
-def _remember(entries: dict[Any, Any], key: Any, entry: Any) -> None:
-    """Store a look-up. A full table loses its oldest eighth at once, so that eviction costs next to nothing."""
-    if len(entries) >= LOOK_UPS:
-        for old in list(entries)[: LOOK_UPS // 8]:
-            entries.pop(old, None)
-    entries[key] = entry
+    claims = unable_claims(cls.__name__, call.device) if call.stated_on is None else ()
+    return dataclasses.replace(selection, remarks=(*claims, *registry().remarks()))
 
 
 def _swap_tables() -> None:
     """New look-up tables for every op. A miss that began before stores into the old one, which nobody reads."""
     for cls in _op_classes:
         cls._entries = {}  # pyright: ignore[reportPrivateUsage] - the tables are this module's
+        cls._may_be_taken_over = may_be_taken_over(cls.__name__)
 
 
 when_registry_changes(_swap_tables)

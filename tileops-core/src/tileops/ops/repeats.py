@@ -44,7 +44,7 @@ NO_REPEATS: Final = Repeats({})
 
 
 def with_call(repeats: Repeats, op: Any, tensors: tuple[Any, ...]) -> Repeats:
-    """What an op has noted, and this call, which it has just served by kernel selection.
+    """What an op has noted, and this call, which it has just served.
 
     Of a call whose gradient is wanted, that is what `autograd.with_gradient` made of it, and it is no repeat.
     """
@@ -53,7 +53,7 @@ def with_call(repeats: Repeats, op: Any, tensors: tuple[Any, ...]) -> Repeats:
     entries: dict[Any, Any] = op._entries
     if repeats.entries is not entries:
         repeats = Repeats(entries)
-    sizes = op.call_sizes(*tensors)
+    sizes = None if op._is_offered() else op.call_sizes(*tensors)  # a target looks at every size
     if sizes is None or len(repeats.known) == MOST:
         return repeats._replace(left=0)
     run = _entry_of(op, entries, tensors)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from tileops.backend.registration import Implementation
+from tileops.backend.units import Implementation
 from tileops.call_spec import CallSpec
 from tileops.device import ArchRange
 from tileops.errors import DeclarationError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tileops.backend.registration import Implementation
+from tileops.backend.units import Implementation
 from tileops.call_spec import CallSpec
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from tileops.backend.registration import Builder
+from tileops.backend.units import Builder
 from tileops.testing.asking_rules import check_ambiguity, check_declared_facts, check_purity, overlaps
 from tileops.testing.broken_rule import NotTried, RuleBroken
 from tileops.testing.fresh_process import ORDERS

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tileops.backend.loading import load
-from tileops.backend.registration import Builder, Implementation, registry
+from tileops.backend.registration import registry
+from tileops.backend.units import Builder, Implementation
 from tileops.catalogue import IN_TREE_OPS, find_op, op_names
 from tileops.errors import BackendLoadWarning
 from tileops.kernels.kernel_base import Kernel, KernelInterface

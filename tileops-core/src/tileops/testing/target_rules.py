@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import torch
 
-from tileops.backend.registration import Builder
 from tileops.backend.targets import TensorSpec
+from tileops.backend.units import Builder
 from tileops.call_spec import CallSpec
 from tileops.catalogue import find_op
+from tileops.errors import Declined
 from tileops.kernels.kernel_base import KernelInterface
 from tileops.testing.broken_rule import NotTried, RuleBroken, shown_error
 from tileops.testing.running import Tensors, argument_names, disagreement, run
@@ -57,14 +58,22 @@ def check_target(builder: Builder, limits: Limits) -> None:
     for case in _cases(find_op(builder.op), limits):
         try:
             kernel = case.built_by(builder)
+        except Declined:
+            continue
         except Exception as error:
             faults.append((case, error))
             continue
-        _check_kernel(builder, case, kernel, in_threads=case.call.device.type not in built)
+        in_threads = not builder.per_op and case.call.device.type not in built
+        _check_kernel(builder, case, kernel, in_threads=in_threads)
         built.add(case.call.device.type)
     for case, error in faults:
         if case.call.device.type in built:
-            raise _broken(builder, case, f"building raised {shown_error(error)}", "build whatever the op takes")
+            raise _broken(
+                builder,
+                case,
+                f"building raised {shown_error(error)}",
+                "build whatever the op takes, or raise tileops.backend.Declined",
+            )
     if not built:
         first = f": {shown_error(faults[0][1])}" if faults else ""
         raise NotTried(f"it builds for none of the op's sample calls on this machine{first}")

@@ -1,10 +1,9 @@
 """Batch norm kernels, forward and backward: their interfaces, and ours."""
 
 from tileops.kernels.batch_norm.backward_interface import BatchNormBwdCall, BatchNormBwdInfer, BatchNormBwdTrain
-from tileops.kernels.batch_norm.cluster_channel import ClusterChannelBatchNorm
-from tileops.kernels.batch_norm.column import ColumnBatchNorm
 from tileops.kernels.batch_norm.elementwise import ElementwiseBatchNorm
 from tileops.kernels.batch_norm.held_channel import HeldChannelBatchNorm
+from tileops.kernels.batch_norm.held_column import HeldColumnBatchNorm
 from tileops.kernels.batch_norm.interface import (
     BatchNormInfer,
     BatchNormInferCall,
@@ -14,6 +13,7 @@ from tileops.kernels.batch_norm.interface import (
 )
 from tileops.kernels.batch_norm.reference_backward import ReferenceBatchNormBwdInfer, ReferenceBatchNormBwdTrain
 from tileops.kernels.batch_norm.split_channel import SplitChannelBatchNorm
+from tileops.kernels.batch_norm.split_column import SplitColumnBatchNorm
 
 __all__ = [
     "BatchNormBwdCall",
@@ -23,12 +23,12 @@ __all__ = [
     "BatchNormInferCall",
     "BatchNormTrain",
     "BatchNormTrainCall",
-    "ClusterChannelBatchNorm",
-    "ColumnBatchNorm",
     "ElementwiseBatchNorm",
     "HeldChannelBatchNorm",
+    "HeldColumnBatchNorm",
     "ReferenceBatchNormBwdInfer",
     "ReferenceBatchNormBwdTrain",
     "SplitChannelBatchNorm",
+    "SplitColumnBatchNorm",
     "statistics_dtype",
 ]

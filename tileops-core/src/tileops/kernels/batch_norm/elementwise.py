@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tileops.device import at_least
 from tileops.kernels.batch_norm.interface import BatchNormInfer, BatchNormInferCall
-from tileops.kernels.batch_norm.regions import columns_of, vector_width
+from tileops.kernels.batch_norm.regions import run_of, vector_width
 from tileops.kernels.dtypes import refusal_of_dtypes
 
 THREADS: Final = 256
@@ -50,7 +50,7 @@ class ElementwiseBatchNorm(BatchNormInfer):
     def __init__(self, call: BatchNormInferCall | None = None) -> None:
         super().__init__(call)
         assert call is not None
-        self._columns = call.spatial if _along_runs(call) else call.c * columns_of(call.spatial, call.channels_last)
+        self._columns = call.spatial if _along_runs(call) else call.c * run_of(call)
         self._launch: Callable[..., Any] = _run_map(call) if _along_runs(call) else _column_map(call)
 
     def forward(
@@ -99,7 +99,7 @@ def _run_map(call: BatchNormInferCall) -> Callable[..., Any]:
 def _column_map(call: BatchNormInferCall) -> Callable[..., Any]:
     from tileops.kernels.batch_norm.elementwise_program import column_map_program
 
-    run = columns_of(call.spatial, call.channels_last)
+    run = run_of(call)
     vector = vector_width(call.c * run, call.dtype)
     across = min(call.c * run // vector, THREADS)
     return column_map_program(

@@ -1,18 +1,21 @@
-"""How the training programs are called: what they all take, and entries of two launches."""
+"""How the training programs are called: what they all take, and what takes two launches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, final
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from tileops.kernels.batch_norm.interface import BatchNormTrainCall
-from tileops.kernels.kernel_base import Entry, Kernel
+from tileops.kernels.kernel_base import Kernel
 
 Shape = tuple[int, ...]
 Results = tuple[Tensor, Tensor, Tensor]
+Statistics = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Running mean and variance, weight and bias; None where absent."""
 
 
 def program_facts(call: BatchNormTrainCall, run: int) -> tuple[Any, ...]:
@@ -22,27 +25,42 @@ def program_facts(call: BatchNormTrainCall, run: int) -> tuple[Any, ...]:
 
 
 def identity_facts(call: BatchNormTrainCall, run: int) -> tuple[Any, ...]:
-    """What every build identity holds: the device, and what the program is built from."""
+    """What every build identity holds: the device, and what the programs are built from. No batch size."""
     return (call.device, *program_facts(call, run))
 
 
+@final
+class Launch(Kernel[BatchNormTrainCall]):
+    """One program of an entry of several."""
+
+    def __init__(self, call: BatchNormTrainCall, program: Callable[..., Any]) -> None:
+        super().__init__(call)
+        self._program = program
+
+    def forward(self, *arguments: Tensor | int) -> None:
+        """Take the arguments in the program's order."""
+        self._program(*arguments)
+
+
+def built_together(builders: Sequence[Callable[[], Launch]]) -> list[Launch]:
+    """What the builders give, in their order. The CUDA compilers of all run at the same time."""
+    with ThreadPoolExecutor(len(builders)) as pool:
+        building = [pool.submit(build) for build in builders]
+        return [launch.result() for launch in building]
+
+
 def launch_training(
-    launch: Callable[..., Any],
-    x: Tensor,
-    shape: Shape,
-    channels: int,
-    statistics: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None],
-    *partials: Tensor,
+    launch: Callable[..., Any], x: Tensor, shape: Shape, channels: int, statistics: Statistics, *parts: Tensor | int
 ) -> Results:
-    """Allocate the results and launch `(x, *partials, running_mean, running_var, weight, bias, y, mean, invstd)`.
+    """Allocate the results and launch `(x, *parts, running_mean, running_var, weight, bias, y, mean, invstd)`.
 
     Args:
-        launch: The compiled program.
+        launch: The program, or what calls it.
         x: The input, dense.
         shape: What the program sees x and the output as, in the order of memory.
         channels: The number of channels.
-        statistics: Running mean and variance, weight and bias; None where absent.
-        partials: What an earlier launch left.
+        statistics: The tensors beside x.
+        parts: What an earlier launch left, and how it cut x.
     """
     strides = dense_strides(shape)
     y = torch.empty_like(x)
@@ -52,7 +70,7 @@ def launch_training(
     running_mean, running_var, weight, bias = statistics
     launch(
         x.as_strided(shape, strides),
-        *partials,
+        *parts,
         mean if running_mean is None else running_mean,
         mean if running_var is None else running_var,
         mean if weight is None else weight,
@@ -64,49 +82,36 @@ def launch_training(
     return y, mean, invstd
 
 
-@final
-class Launch(Kernel[BatchNormTrainCall]):
-    """One program of an entry of several."""
+class Cut(NamedTuple):
+    """How a batch is cut for two launches: into `parts` of `chunks` each, the last one what is left."""
 
-    def __init__(self, call: BatchNormTrainCall, program: Callable[..., Any]) -> None:
-        super().__init__(call)
-        self._program = program
-
-    def forward(self, *tensors: Tensor) -> None:
-        """Take the tensors in the program's order."""
-        self._program(*tensors)
+    chunks: int
+    parts: int
 
 
-def two_launches(
-    moments: Launch,
-    apply: Launch,
-    channels: int,
-    shape_of: Callable[[Tensor], Shape],
-    partials_of: Callable[[Shape], Shape],
-) -> Entry:
+class TwoLaunches(NamedTuple):
     """Moments of each part of each channel, then a launch that merges them and writes the output.
 
     Args:
-        moments: Called `(x, partials)`.
-        apply: Called as `launch_training` does.
-        channels: The number of channels.
-        shape_of: What the programs see an input as.
-        partials_of: The shape of the partials of an input of such a shape.
+        moments: Takes `(x, partials, chunks)`.
+        apply: Takes what `launch_training` gives it, the partials and chunks as its `parts`.
     """
 
-    def run(
-        x: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-    ) -> Results:
-        shape = shape_of(x)
-        partials = x.new_empty(partials_of(shape), dtype=torch.float32)
-        moments(x.as_strided(shape, dense_strides(shape)), partials)
-        return launch_training(apply, x, shape, channels, (running_mean, running_var, weight, bias), partials)
+    moments: Launch
+    apply: Launch
 
-    return Entry(run, kernels=(moments, apply))
+    @classmethod
+    def built(cls, moments: Callable[[], Launch], apply: Callable[[], Launch]) -> TwoLaunches:
+        """Both, from their builders."""
+        return cls(*built_together([moments, apply]))
+
+    def __call__(
+        self, x: Tensor, shape: Shape, channels: int, statistics: Statistics, chunks: int, partials: Shape
+    ) -> Results:
+        """Run both; `partials` is the shape of what the first leaves for the second."""
+        moments = x.new_empty(partials, dtype=torch.float32)
+        self.moments(x.as_strided(shape, dense_strides(shape)), moments, chunks)
+        return launch_training(self.apply, x, shape, channels, statistics, moments, chunks)
 
 
 def dense_strides(shape: Shape) -> Shape:

@@ -16,11 +16,11 @@ from tileops.kernels.batch_norm import (
     BatchNormInferCall,
     BatchNormTrain,
     BatchNormTrainCall,
-    ClusterChannelBatchNorm,
-    ColumnBatchNorm,
     ElementwiseBatchNorm,
     HeldChannelBatchNorm,
+    HeldColumnBatchNorm,
     SplitChannelBatchNorm,
+    SplitColumnBatchNorm,
     statistics_dtype,
 )
 from tileops.kernels.batch_norm.interface import BATCH_CAP
@@ -61,9 +61,9 @@ class BatchNormFwdOp(Op):
 
     interfaces = {"batch_norm_fwd_train": BatchNormTrain, "batch_norm_fwd_infer": BatchNormInfer}
     kernel_types = {
-        "column": ColumnBatchNorm,
+        "held_column": HeldColumnBatchNorm,
+        "split_column": SplitColumnBatchNorm,
         "held_channel": HeldChannelBatchNorm,
-        "cluster_channel": ClusterChannelBatchNorm,
         "split_channel": SplitChannelBatchNorm,
         "elementwise": ElementwiseBatchNorm,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -13,12 +13,15 @@ from tileops.ops.checks import check_beside, check_floating, check_tensor, fits,
 from tileops.ops.signature import argument_names
 from tileops.torch_guards import Sizes
 
+_SIZES: Final = (int, torch.SymInt)
+"""The types of a size; symbolic in a trace whose sizes may change."""
+
 
 def normalised(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     """`normalized_shape` as a tuple; refuses what is no shape."""
     given = cast("Any", normalized_shape)
     sizes: tuple[Any, ...] = tuple(cast("Iterable[Any]", given)) if isinstance(given, Iterable) else (given,)
-    if not sizes or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sizes):
+    if not sizes or not all(isinstance(n, _SIZES) and not isinstance(n, bool) and n >= 0 for n in sizes):
         raise InputError(
             f"normalized_shape is {normalized_shape!r}; it must be one or more sizes of trailing axes, such as (4096,)"
         )
