@@ -15,6 +15,9 @@ from tileops import (
     BatchNormBwdOp,
     BatchNormFwdOp,
     CaptureError,
+    FusedAddLayerNormFwdOp,
+    FusedAddRMSNormFwdOp,
+    InputError,
     LayerNormBwdOp,
     LayerNormFwdOp,
     OpNotAvailableError,
@@ -36,9 +39,20 @@ CUDA = torch.device("cuda", 0)
 COMPILERS = 8
 """Kernels that are compiled at once."""
 
+OPS = (
+    LayerNormFwdOp,
+    RMSNormFwdOp,
+    FusedAddLayerNormFwdOp,
+    FusedAddRMSNormFwdOp,
+    BatchNormFwdOp,
+    LayerNormBwdOp,
+    RMSNormBwdOp,
+    BatchNormBwdOp,
+)
+
 IMPLEMENTATIONS = [
     pytest.param(interface, kernel, id=f"{name}-{key}")
-    for op in (LayerNormFwdOp, RMSNormFwdOp, BatchNormFwdOp, LayerNormBwdOp, RMSNormBwdOp, BatchNormBwdOp)
+    for op in OPS
     for name, interface in op.interfaces.items()
     for key, kernel in op.kernel_types.items()
     if issubclass(kernel, interface)
@@ -141,11 +155,11 @@ def test_an_implementation_runs_on_the_current_stream(
 
 
 def test_every_sample_call_has_exactly_one_winner_on_this_device(subtests: Any) -> None:
-    for op in (LayerNormFwdOp(4), LayerNormBwdOp(4), RMSNormFwdOp(4), RMSNormBwdOp(4), BatchNormFwdOp()):
+    for op in OPS:
         for name, interface in op.interfaces.items():
             for call in interface.sample_calls(CUDA):
                 with subtests.test(msg=str(call)):
-                    assert op.key_for(name, call) in op.kernel_types
+                    assert op.selection(name, call).key in op.kernel_types
 
 
 @pytest.mark.parametrize(("interface", "kernel"), IMPLEMENTATIONS)
@@ -229,6 +243,34 @@ def test_a_row_that_is_not_finite_leaves_the_gradients_of_other_rows_alone(op: A
     assert torch.equal(results[0][:-1], right[:-1])
     assert results[0][-1].isnan().any()
     assert results[1].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [64, 1000, 4097, 200_003])
+def test_a_fused_norm_is_the_sum_and_its_norm_bit_by_bit_in_every_memory_layout(
+    in_layouts: Any, dtype: torch.dtype, n: int
+) -> None:
+    x, residual, weight, bias = drawn(6, n, dtype=dtype), drawn(6, n, dtype=dtype, mean=3), drawn(n, mean=1), drawn(n)
+    rms, layer = RMSNormFwdOp((n,), 1e-6)(x + residual, weight), LayerNormFwdOp((n,), 1e-6)(x + residual, weight, bias)
+    for view in in_layouts(x).values():
+        for y, summed, right in (
+            (*FusedAddRMSNormFwdOp()(view, residual, weight), rms),
+            (*FusedAddLayerNormFwdOp()(residual, view, weight, bias), layer),
+        ):
+            assert torch.equal(summed, x + residual)
+            assert torch.equal(y, right)
+
+
+@pytest.mark.parametrize("shape", [(768,), (2, 768), (2, 3, 768)])
+def test_a_repeated_fused_call_is_right_for_other_rows_and_refuses_residuals_of_fewer(shape: Any) -> None:
+    op, weight = FusedAddRMSNormFwdOp(), drawn(768)
+    for rows in (1, 5, 133):
+        x = drawn(rows, *shape)
+        y, summed = op(x, x * 2, weight)
+        assert torch.equal(summed, x + x * 2)
+        assert torch.equal(y, RMSNormFwdOp((768,), 1e-6)(summed, weight))
+    with pytest.raises(InputError, match="residual has shape"):
+        op(drawn(5, *shape), drawn(1, *shape), weight)
 
 
 BATCHES = [

@@ -75,10 +75,10 @@ def row_backward_held(
 
     @T.macro
     def load(held_x, held_grad, origin, x, grad, row, lane):
-        load_row(held_x, x, row, row_plan, lane)
-        load_row(held_grad, grad, row, row_plan, lane)
+        load_row(held_x, x, None, row, row_plan, lane)
+        load_row(held_grad, grad, None, row, row_plan, lane)
         if centred:
-            take_origin(origin, x, row, vector, dtype)
+            take_origin(origin, x, None, row, vector, dtype)
 
     @T.macro
     def sum_row(totals, held_x, held_grad, scale, weight, origin, lane):

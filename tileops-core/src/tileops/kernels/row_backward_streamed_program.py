@@ -83,8 +83,8 @@ def row_backward_statistics(
 
     @T.macro
     def load(held_x, held_grad, scale, at, x, grad, weight, row, column):
-        load_row_at(held_x, at, x, row, column, vector)
-        load_row_at(held_grad, at, grad, row, column, vector)
+        load_row_at(held_x, at, x, None, row, column, vector)
+        load_row_at(held_grad, at, grad, None, row, column, vector)
         if has_weight:
             load_columns_at(scale, at, weight, column, vector)
 
@@ -109,7 +109,7 @@ def row_backward_statistics(
 
             origin[0] = 0.0
             if centred:
-                take_origin(origin, x, row, vector, dtype)
+                take_origin(origin, x, None, row, vector, dtype)
             for i in T.unroll(3):
                 moments[i] = 0.0
                 totals[i] = 0.0

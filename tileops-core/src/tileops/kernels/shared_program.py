@@ -35,6 +35,8 @@ __all__ = [
     "merge_moments",
     "merge_moments_of_warps",
     "sized_block_sum",
+    "store_row",
+    "store_row_at",
     "take_origin",
     "tilelang_dtype",
     "vector_elements",
@@ -198,11 +200,19 @@ def merge_moments_of_warps(moments, slots, threads: int):
 
 
 @T.macro
-def load_row(held, x, row, plan: RowPlan, lane):
-    """Load `lane`'s part of `x[row, :]` into `held` (local, plan.elements), in x's dtype."""
+def load_row(held, x, residual, row, plan: RowPlan, lane):
+    """Load `lane`'s part of row `row` of x + residual into `held` (local, plan.elements); see `load_row_at`."""
     for step in plan.steps:
         if plan.holds(step, lane):
-            load_row_at(held, step * plan.vector, x, row, plan.column(step, lane), plan.vector)
+            load_row_at(held, step * plan.vector, x, residual, row, plan.column(step, lane), plan.vector)
+
+
+@T.macro
+def store_row(y, row, held, plan: RowPlan, lane):
+    """Store `lane`'s part of row `row` of y, which is `held` (local, plan.elements) in y's dtype."""
+    for step in plan.steps:
+        if plan.holds(step, lane):
+            store_row_at(y, row, plan.column(step, lane), held, step * plan.vector, plan.vector)
 
 
 @T.macro
@@ -225,15 +235,32 @@ def keep_packed(held, plan: RowPlan):
 
 
 @T.macro
-def load_row_at(held, first, x, row, column, vector: int):
-    """Load the vector of `x[row, :]` at `column` into `held` (local) from `held[first]` on, in one access."""
+def load_row_at(held, first, x, residual, row, column, vector: int):
+    """Load the vector of row `row` of x + residual at `column` into `held` (local) from `held[first]` on.
+
+    The sum is in float32 and is rounded to their dtype. A residual of None is no addend.
+    """
     for j in T.vectorized(vector):
         held[first + j] = x[row, column + j]
+    if residual is not None:
+        addend = T.alloc_local((vector,), residual.dtype)
+        for j in T.vectorized(vector):
+            addend[j] = residual[row, column + j]
+        for j in T.unroll(vector):
+            total = T.cast(held[first + j], "float32") + T.cast(addend[j], "float32")
+            held[first + j] = T.cast(total, residual.dtype)
 
 
 @T.macro
-def take_origin(origin, x, row, vector: int, dtype: torch.dtype):
-    """`origin` (float32, local, 1) becomes the first value of `x[row, :]` in float32 input, else 0.
+def store_row_at(y, row, column, held, first, vector: int):
+    """Store the vector `held[first:]` (local) in row `row` of y at `column`, in one access."""
+    for j in T.vectorized(vector):
+        y[row, column + j] = held[first + j]
+
+
+@T.macro
+def take_origin(origin, x, residual, row, vector: int, dtype: torch.dtype):
+    """`origin` (float32, local, 1) becomes the first value of row `row` of x + residual in float32, else 0.
 
     TileLang fails to lower a scalar load whose index is plainly a multiple of a number that 16 bits would hold as
     negative, such as n = 2**15 or 50001: the load is a vector's, or at an index that is not plainly one.
@@ -243,11 +270,10 @@ def take_origin(origin, x, row, vector: int, dtype: torch.dtype):
     origin[0] = 0.0
     if dtype is torch.float32:
         if vector > 1:
-            for j in T.vectorized(vector):
-                first[j] = x[row, j]
+            load_row_at(first, 0, x, residual, row, 0, vector)
         else:
             start[0] = 0
-            first[0] = x[row, start[0]]
+            load_row_at(first, 0, x, residual, row, start[0], vector)
         origin[0] = first[0]
 
 
