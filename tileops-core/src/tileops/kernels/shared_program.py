@@ -25,6 +25,7 @@ __all__ = [
     "block_sum",
     "compile_program",
     "compile_sized_program",
+    "elements_of_group",
     "from_origin",
     "group_merge_moments",
     "group_sum",
@@ -290,12 +291,18 @@ def store_row_at(y, row, column, held, first, vector: int):
 def take_origin(origin, x, residual, row, vector: int, dtype: torch.dtype):
     """`origin` (float32, local, 1) becomes the first value of row `row` of x + residual in float32, else 0.
 
-    The load is a vector's: TileLang fails to lower a scalar load at an index that is a multiple of 2**15.
+    TileLang fails to lower a scalar load whose index is plainly a multiple of a number that 16 bits would hold as
+    negative, such as n = 2**15 or 50001: the load is a vector's, or at an index that is not plainly one.
     """
     first = T.alloc_local((vector,), tilelang_dtype(dtype))
+    start = T.alloc_local((1,), "int32")
     origin[0] = 0.0
     if dtype is torch.float32:
-        load_row_at(first, 0, x, residual, row, 0, vector)
+        if vector > 1:
+            load_row_at(first, 0, x, residual, row, 0, vector)
+        else:
+            start[0] = 0
+            load_row_at(first, 0, x, residual, row, start[0], vector)
         origin[0] = first[0]
 
 
@@ -315,6 +322,17 @@ def from_origin(value: Any, origin: Any, dtype: torch.dtype) -> Any:
     """
     value = T.cast(value, "float32")
     return value - origin if dtype is torch.float32 else value
+
+
+def elements_of_group(plan: RowPlan, lane: Any) -> Any:
+    """How many elements the warp of `lane` holds (float32), or the lane group where it is a whole row."""
+    if plan.lanes <= WARP:
+        return T.float32(plan.n)
+    vectors = plan.vectors // plan.lanes * WARP
+    beyond = plan.vectors % plan.lanes
+    if beyond:
+        vectors = vectors + T.max(0, T.min(WARP, beyond - lane // WARP * WARP))
+    return T.cast(vectors * plan.vector, "float32")
 
 
 def _butterfly(lanes: int) -> list[int]:
