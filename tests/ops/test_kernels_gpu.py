@@ -344,7 +344,7 @@ def test_one_batch_norm_agrees_with_torch_at_every_batch_size(
     close: Any, c: int, side: int, channels_last: bool
 ) -> None:
     op = BatchNormFwdOp(training=True)
-    for n in (2, 3, 7, 8, 40, 83, 84, 177, 178, 400, 1300, 5000):
+    for n in (2, 3, 7, 8, 40, 83, 84, 167, 168, 400, 1300, 5000):
         if n * side * side > 1_200_000:
             continue
         x = drawn(n, c, side, side, dtype=torch.float16, mean=3)
