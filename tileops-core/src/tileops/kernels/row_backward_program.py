@@ -23,6 +23,7 @@ from tileops.kernels.shared_program import (
     load_row,
     take_origin,
     tilelang_dtype,
+    traced,
 )
 
 __all__ = ["row_backward_held", "sums_of_parts"]
@@ -73,14 +74,14 @@ def row_backward_held(
     def value_of(element, origin):
         return from_origin(element, origin, dtype) if centred else T.cast(element, "float32")
 
-    @T.macro
+    @traced(T.macro)
     def load(held_x, held_grad, origin, x, grad, row, lane):
         load_row(held_x, x, None, row, row_plan, lane)
         load_row(held_grad, grad, None, row, row_plan, lane)
         if centred:
             take_origin(origin, x, None, row, vector, dtype)
 
-    @T.macro
+    @traced(T.macro)
     def sum_row(totals, held_x, held_grad, scale, weight, origin, lane):
         """`totals` (float32, local, 4) becomes the group's sums of g * x, squares, and centred also g and x.
 
@@ -121,7 +122,7 @@ def row_backward_held(
             group_sum(deviations, 1, group)
             totals[squares] = deviations[0]
 
-    @T.macro
+    @traced(T.macro)
     def merge_warps(totals, slots, side, lane):
         """Merge `totals` over the warps of a row. `slots` has two sides, for a row and the next: one barrier each."""
         warp = T.alloc_local((5,), "float32")
@@ -146,7 +147,7 @@ def row_backward_held(
             group_sum(deviations, 1, merged)
             totals[squares] = deviations[0]
 
-    @T.macro
+    @traced(T.macro)
     def add_to_sum(sums, kept, which, step, added):
         """Add `added` (float32, local, vector) to the thread's sum `which` at `step`."""
         if in_shared:
@@ -164,7 +165,7 @@ def row_backward_held(
             for j in T.unroll(vector):
                 sums[which, step * vector + j] = sums[which, step * vector + j] + added[j]
 
-    @T.macro
+    @traced(T.macro)
     def finish_row(grad_x, row, held_x, held_grad, scale, weight, origin, totals, sums, kept, lane):
         """Write the row's grad_x, and add what it gives to the sums."""
         result = T.alloc_local((vector,), element)
@@ -200,7 +201,7 @@ def row_backward_held(
                 if of_bias:
                     add_to_sum(sums, kept, plan.sums - 1, step, to_bias)
 
-    @T.macro
+    @traced(T.macro)
     def write_sums(partials, block, sums, kept, groups, thread, lane):
         """Write the sums of the block: of its rows side by side, in order, where it takes several."""
         quad_sum = T.alloc_local((quad,), "float32")
@@ -231,7 +232,7 @@ def row_backward_held(
                             quad_sum[0] = quad_sum[0] + groups[other, column]
                         partials[which, block, column] = quad_sum[0]
 
-    @T.prim_func
+    @traced(T.prim_func)
     def row_backward_held(
         grad: T.Tensor((rows, n), element),
         x: T.Tensor((rows, n), element),
@@ -305,7 +306,7 @@ def sums_of_parts(n: int, weight_dtype: torch.dtype | None, bias_dtype: torch.dt
     count = has_weight + has_bias
     parts = T.dynamic("parts")
 
-    @T.prim_func
+    @traced(T.prim_func)
     def sums_of_parts(
         partials: T.Tensor((count, parts, n), "float32"),
         grad_weight: T.Tensor((n,), weight_type),

@@ -22,6 +22,7 @@ from tileops.kernels.shared_program import (
     merge_moments,
     take_origin,
     tilelang_dtype,
+    traced,
 )
 
 __all__ = ["BLOCKS_PER_SM", "ROWS_IN_FLIGHT", "STATISTICS", "row_backward_statistics", "row_backward_streamed"]
@@ -56,7 +57,7 @@ def row_backward_statistics(
     def value_of(element, origin):
         return from_origin(element, origin, dtype) if centred else T.cast(element, "float32")
 
-    @T.macro
+    @traced(T.macro)
     def accumulate(moments, totals, held_x, held_grad, scale, origin, count):
         """Add `held[:count]`: to the moments of x, or its squares, and to the sums of g and g * x."""
         total = T.alloc_local((2,), "float32")
@@ -81,14 +82,14 @@ def row_backward_statistics(
         else:
             totals[2] = totals[2] + total[1]
 
-    @T.macro
+    @traced(T.macro)
     def load(held_x, held_grad, scale, at, x, grad, weight, row, column):
         load_row_at(held_x, at, x, None, row, column, vector)
         load_row_at(held_grad, at, grad, None, row, column, vector)
         if has_weight:
             load_columns_at(scale, at, weight, column, vector)
 
-    @T.prim_func
+    @traced(T.prim_func)
     def row_backward_statistics(
         grad: T.Tensor((rows, n), element),
         x: T.Tensor((rows, n), element),
@@ -159,7 +160,7 @@ def row_backward_streamed(
     element, weight_type = tilelang_dtype(dtype), tilelang_dtype(weight_dtype or torch.float32)
     rows, parts_kept = T.dynamic("rows"), T.dynamic("parts_kept") if sums_kept else 1
 
-    @T.prim_func
+    @traced(T.prim_func)
     def row_backward_streamed(
         grad: T.Tensor((rows, n), element),
         x: T.Tensor((rows, n), element),
