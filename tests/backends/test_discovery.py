@@ -243,7 +243,7 @@ def test_import_tileops_loads_nothing_and_imports_neither_tilelang_nor_a_backend
         import sys
         import tileops, tileops.backend, tileops.ops, tileops.norm
         from tileops.backend.registration import registry
-        tileops.LayerNormFwdOp((4,)), tileops.RMSNormFwdOp((4,)), tileops.BatchNormFwdOp()
+        tileops.LayerNormFwdOp((4,)), tileops.RMSNormFwdOp((4,)), tileops.BatchNormFwdOp(), tileops.FusedAddRMSNormFwdOp()
         assert not registry().loaded
         print([name for name in sys.modules if name.partition(".")[0] in
                ("tilelang", "tvm", "plug_acme", "tileops_backend_example")])

@@ -36,7 +36,7 @@ def test_an_op_is_known_from_when_its_class_is_created(fake: Any) -> None:
 def test_op_names_are_sorted_and_hold_every_op_of_the_release() -> None:
     names = catalogue.op_names()
     assert list(names) == sorted(names)
-    assert {"BatchNormFwdOp", "LayerNormFwdOp", "RMSNormFwdOp"} <= set(names)
+    assert {"BatchNormFwdOp", "FusedAddRMSNormFwdOp", "LayerNormFwdOp", "RMSNormFwdOp"} <= set(names)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,10 @@ def test_the_nearest_name_is_what_was_probably_meant(written: str, near: str | N
     assert catalogue.meant(written, known) == ("" if near is None else f"; did you mean {near!r}?")
 
 
-@pytest.mark.parametrize("module", [tileops, backend, functional, nn, norm, ops, importlib.import_module("tileops.kernels.layer_norm"),
+@pytest.mark.parametrize("module", [tileops, backend, functional, nn, norm, ops,
+                                    importlib.import_module("tileops.kernels.fused_add_layer_norm"),
+                                    importlib.import_module("tileops.kernels.fused_add_rms_norm"),
+                                    importlib.import_module("tileops.kernels.layer_norm"),
                                     importlib.import_module("tileops.kernels.rms_norm")], ids=lambda m: m.__name__)  # fmt: skip
 def test_every_public_name_resolves_and_is_listed(module: Any) -> None:
     for name in module.__all__:

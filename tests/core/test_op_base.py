@@ -773,7 +773,12 @@ def test_an_op_may_have_no_kernel_at_all(fake: Any) -> None:
 
 @pytest.mark.parametrize(
     "op",
-    [tileops.LayerNormFwdOp((4, 8), eps=1e-3), tileops.RMSNormFwdOp(8), tileops.BatchNormFwdOp(True, 0.2)],
+    [
+        tileops.LayerNormFwdOp((4, 8), eps=1e-3),
+        tileops.RMSNormFwdOp(8),
+        tileops.BatchNormFwdOp(True, 0.2),
+        tileops.FusedAddLayerNormFwdOp(1e-3),
+    ],
     ids=repr,
 )
 def test_an_op_copies_and_pickles_with_its_parameters(op: Op) -> None:

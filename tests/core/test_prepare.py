@@ -16,7 +16,7 @@ import tileops
 import torch
 from tileops.backend import register_kernel_type, unregister_kernel_type
 from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
-from tileops.norm import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+from tileops.norm import BatchNormFwdOp, FusedAddRMSNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
 from tileops.ops import entries, op_base, progress, target_kernels
 from tileops.record import key_of
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -51,10 +51,11 @@ def test_a_call_is_prepared_by_its_spec_too() -> None:
     [
         (LayerNormFwdOp(40), lambda: (torch.empty(3, 40, dtype=torch.float16), torch.empty(40))),
         (RMSNormFwdOp(40), lambda: (torch.empty(3, 40),)),
+        (FusedAddRMSNormFwdOp(), lambda: (torch.empty(3, 40), torch.empty(3, 40), torch.empty(40))),
         (BatchNormFwdOp(training=True), lambda: (torch.empty(3, 4, 5), torch.empty(4), torch.empty(4))),
         (BatchNormFwdOp(), lambda: (torch.empty(3, 4, 5), torch.empty(4), torch.empty(4))),
     ],
-    ids=["layer", "rms", "train", "infer"],
+    ids=["layer", "rms", "fused", "train", "infer"],
 )
 def test_fake_and_meta_tensors_prepare_what_real_ones_run(op: Any, arguments: Any) -> None:
     real = op.prepare(*arguments())

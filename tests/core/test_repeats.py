@@ -14,7 +14,7 @@ import pytest
 import tileops
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tileops import BatchNormFwdOp, InputError, LayerNormFwdOp, RMSNormFwdOp, torch_guards
+from tileops import BatchNormFwdOp, InputError, LayerNormBwdOp, LayerNormFwdOp, RMSNormFwdOp, torch_guards
 from tileops.backend import register_kernel_type, unregister_kernel_type
 from tileops.kernels.layer_norm import LayerNorm
 from tileops.ops import op_base, repeats
@@ -102,6 +102,16 @@ def test_batches_of_any_rank_repeat(checked: list[str]) -> None:
         x = torch.randn(shape)
         torch.testing.assert_close(op(x, w, b), expected(x, w, b))
     assert checked == []
+
+
+def test_a_gradient_of_other_rows_is_no_repeat(checked: list[str]) -> None:
+    op, x = LayerNormBwdOp(64, need=(True, False, False)), torch.randn(8, 64)
+    op(x, x.flip(0))
+    checked.clear()
+    op(x[:3], x[3:6])
+    assert checked == []
+    with pytest.raises(InputError, match=r"grad has shape \(1, 64\)"):
+        op(x[:1], x[:3])
 
 
 def test_rows_over_several_axes_repeat(checked: list[str]) -> None:

@@ -355,6 +355,9 @@ batch_norm_infer(Tensor x, Tensor? running_mean, Tensor? running_var, Tensor? we
 target=None) -> Tensor
 batch_norm_train(Tensor x, Tensor(b!)? running_mean, Tensor(c!)? running_var, Tensor? weight, Tensor? bias, float \
 momentum, float eps, str? target=None) -> (Tensor, Tensor, Tensor)
+fused_add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, str? target=None) -> \
+(Tensor, Tensor)
+fused_add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, str? target=None) -> (Tensor, Tensor)
 layer_norm(Tensor x, Tensor? weight, Tensor? bias, SymInt[] normalized_shape, float eps, str? target=None) -> Tensor
 layer_norm_backward(Tensor grad, Tensor x, Tensor? weight, SymInt[] normalized_shape, float eps, bool[] need, \
 ScalarType? bias_dtype, str? target=None) -> (Tensor, Tensor, Tensor)
@@ -379,6 +382,9 @@ def wanted(x: Tensor) -> Tensor:
 
 X, W, B = tensors()
 CHECKED: list[tuple[str, tuple[Any, ...]]] = [
+    ("fused_add_layer_norm", (X, X.flip(0), W, B, 1e-6)),
+    ("fused_add_layer_norm", (X.t().contiguous().t(), X, None, B, 1e-6)),
+    ("fused_add_rms_norm", (X.bfloat16(), X.bfloat16(), W, 1e-6)),
     ("layer_norm", (X, W, B, [64], 1e-5)),
     ("layer_norm", (X.bfloat16(), None, None, [64], 1e-5)),
     ("layer_norm", (X.t().contiguous().t(), W, None, [8, 64], 1e-5)),
@@ -491,6 +497,7 @@ def test_this_torch_has_the_private_names_outside_its_c_module() -> None:
     [
         ("tileops.ops.norm.layer_norm", "LayerNormFwdOp", "layer_norm"),
         ("tileops.ops.norm.rms_norm", "RMSNormFwdOp", "rms_norm"),
+        ("tileops.ops.norm.fused_add_rms_norm", "FusedAddRMSNormFwdOp", "fused_add_rms_norm"),
         ("tileops.ops.norm.batch_norm", "BatchNormFwdOp", "batch_norm"),
         ("acme.ops.rows", "RowFwdOp", "acme__RowFwdOp"),
         ("acme", "Outer.RowOp", "acme__Outer_RowOp"),

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from tileops import BatchNormFwdOp, InputError, LayerNormFwdOp, OpNotAvailableError, RMSNormFwdOp
+from tileops import (
+    BatchNormFwdOp,
+    FusedAddLayerNormFwdOp,
+    FusedAddRMSNormFwdOp,
+    InputError,
+    LayerNormFwdOp,
+    OpNotAvailableError,
+    RMSNormFwdOp,
+)
 from tileops.backend.registration import Registry, update_registry
 from torch import Tensor
 
@@ -24,6 +32,14 @@ def layer(x: Any = X, weight: Any = None, bias: Any = None, shape: Any = (4,)) -
 
 def rms(x: Any = X, weight: Any = None, shape: Any = (4,)) -> Any:
     return RMSNormFwdOp(shape)(x, weight)
+
+
+def add_rms(x: Any = X, residual: Any = X, weight: Any = None) -> Any:
+    return FusedAddRMSNormFwdOp()(x, residual, weight)
+
+
+def add_layer(x: Any = X, residual: Any = X, weight: Any = None, bias: Any = None) -> Any:
+    return FusedAddLayerNormFwdOp()(x, residual, weight, bias)
 
 
 def train(x: Any = X3, mean: Any = None, var: Any = None, weight: Any = None, bias: Any = None) -> Any:
@@ -85,6 +101,32 @@ BAD: list[tuple[str, Callable[..., Any], dict[str, Any], str]] = [
         {"mean": W, "var": torch.ones(5)},
         r"running_var has shape \(5,\); it must have \(4,\)",
     ),
+    # a residual that is not like x
+    (
+        "add rms: one row of residual",
+        add_rms,
+        {"residual": torch.ones(1, 4)},
+        r"residual has shape \(1, 4\); it must have \(6, 4\), that of x",
+    ),
+    ("add layer: residual's axes", add_layer, {"residual": torch.ones(6, 4, 1)}, r"residual has shape \(6, 4, 1\)"),
+    (
+        "add rms: residual's dtype",
+        add_rms,
+        {"residual": X.half()},
+        "residual is float16; it must be float32, the dtype",
+    ),
+    ("add layer: residual's device", add_layer, {"residual": X.to("meta")}, "residual is on meta and x on cpu"),
+    ("add layer: no residual", add_layer, {"residual": None}, "residual is NoneType; give a torch.Tensor"),
+    ("add rms: weight's shape", add_rms, {"weight": torch.ones(6)}, r"weight has shape \(6,\); it must have \(4,\)"),
+    ("add layer: bias' dtype", add_layer, {"bias": of(torch.float16, 4)}, "bias is float16; it must be float32"),
+    ("add rms: 0-d", add_rms, {"x": torch.tensor(1.0)}, r"x has shape \(\); it must have an axis"),
+    ("add rms: no tensor", add_rms, {"x": [1.0]}, "x is list; give a torch.Tensor"),
+    (
+        "add rms: gradient of residual",
+        add_rms,
+        {"residual": X.clone().requires_grad_()},
+        "a gradient is wanted.*FusedAddRMSNormFwdOp has no backward",
+    ),
     # devices
     ("layer: weight's device", layer, {"weight": torch.ones(4, device="meta")}, "weight is on meta and x on cpu"),
     ("rms: weight's device", rms, {"weight": torch.ones(4, device="meta")}, "weight is on meta and x on cpu"),
@@ -138,6 +180,7 @@ BAD: list[tuple[str, Callable[..., Any], dict[str, Any], str]] = [
         for name, call, shape in (
             ("layer", layer, (6, 4)),
             ("rms", rms, (6, 4)),
+            ("add rms", add_rms, (6, 4)),
             ("train", train, (6, 4, 3)),
             ("infer", infer, (6, 4)),
         )
@@ -297,7 +340,8 @@ def test_statistics_that_are_refused_late_leave_the_first_unwritten() -> None:
 
 @pytest.mark.parametrize("eps", [-1e-5, -1, math.nan, "1e-5", True, torch.tensor(1e-5), 1j])
 @pytest.mark.parametrize("op", [lambda eps: LayerNormFwdOp((4,), eps), lambda eps: RMSNormFwdOp((4,), eps),
-                                lambda eps: BatchNormFwdOp(eps=eps)], ids=["layer", "rms", "batch"])  # fmt: skip
+                                lambda eps: BatchNormFwdOp(eps=eps), FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp],
+                         ids=["layer", "rms", "batch", "add layer", "add rms"])  # fmt: skip
 def test_an_eps_that_is_negative_or_no_number_is_refused_at_construction(op: Callable[[Any], Any], eps: Any) -> None:
     with pytest.raises(InputError, match="eps is .*; it must be"):
         op(eps)

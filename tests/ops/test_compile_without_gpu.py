@@ -10,10 +10,20 @@ from importlib.metadata import PackageNotFoundError, version
 import pytest
 import torch
 from tileops.kernels.batch_norm import BatchNormInferCall, BatchNormTrainCall
+from tileops.kernels.fused_add_layer_norm import FusedAddLayerNormCall
+from tileops.kernels.fused_add_rms_norm import FusedAddRMSNormCall
 from tileops.kernels.kernel_base import kernels_of
-from tileops.kernels.layer_norm import LayerNormCall
-from tileops.kernels.rms_norm import RMSNormCall
-from tileops.norm import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+from tileops.kernels.layer_norm import LayerNormBwdCall, LayerNormCall
+from tileops.kernels.rms_norm import RMSNormBwdCall, RMSNormCall
+from tileops.norm import (
+    BatchNormFwdOp,
+    FusedAddLayerNormFwdOp,
+    FusedAddRMSNormFwdOp,
+    LayerNormBwdOp,
+    LayerNormFwdOp,
+    RMSNormBwdOp,
+    RMSNormFwdOp,
+)
 
 CUDA = torch.device("cuda", 0)
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -36,9 +46,18 @@ pytestmark = [
 # One call for every implementation: an entry builds all programs that it may launch.
 CALLS = [
     (LayerNormFwdOp, "layer_norm", "held_row", LayerNormCall(CUDA, 4096, BRAIN, weight_dtype=BRAIN, bias_dtype=None)),
-    (LayerNormFwdOp, "layer_norm", "streamed_row", LayerNormCall(CUDA, 200_003, HALF)),
+    (LayerNormFwdOp, "layer_norm", "streamed_row", LayerNormCall(CUDA, 50_001, SINGLE)),
+    (LayerNormBwdOp, "layer_norm_bwd", "held_row", LayerNormBwdCall(CUDA, 4096, BRAIN, bias_dtype=BRAIN)),
+    (LayerNormBwdOp, "layer_norm_bwd", "streamed_row", LayerNormBwdCall(CUDA, 50_001, SINGLE)),
     (RMSNormFwdOp, "rms_norm", "held_row", RMSNormCall(CUDA, 128, HALF, 1e-6)),
     (RMSNormFwdOp, "rms_norm", "streamed_row", RMSNormCall(CUDA, 1 << 18, SINGLE, 1e-6)),
+    (RMSNormBwdOp, "rms_norm_bwd", "held_row", RMSNormBwdCall(CUDA, 128, HALF, 1e-6, need=(True, False))),
+    (RMSNormBwdOp, "rms_norm_bwd", "held_row", RMSNormBwdCall(CUDA, 3000, SINGLE, 1e-6)),
+    (RMSNormBwdOp, "rms_norm_bwd", "streamed_row", RMSNormBwdCall(CUDA, 1 << 16, BRAIN, 1e-6, need=(True, False))),
+    (FusedAddLayerNormFwdOp, "fused_add_layer_norm", "held_row", FusedAddLayerNormCall(CUDA, 4096, BRAIN, 1e-6, BRAIN)),
+    (FusedAddLayerNormFwdOp, "fused_add_layer_norm", "streamed_row", FusedAddLayerNormCall(CUDA, 200_003, HALF)),
+    (FusedAddRMSNormFwdOp, "fused_add_rms_norm", "held_row", FusedAddRMSNormCall(CUDA, 4096, BRAIN, 1e-6, BRAIN)),
+    (FusedAddRMSNormFwdOp, "fused_add_rms_norm", "streamed_row", FusedAddRMSNormCall(CUDA, 1 << 16, SINGLE)),
     (
         BatchNormFwdOp,
         "batch_norm_fwd_train",
@@ -64,12 +83,24 @@ def test_a_kernel_for_an_h200_is_selected_and_compiles(op, interface, key, call)
 
 def test_every_in_tree_kernel_has_a_call_here():
     compiled = {(op, key) for op, _, key, _ in CALLS}
-    declared = {(op, key) for op in (LayerNormFwdOp, RMSNormFwdOp, BatchNormFwdOp) for key in op.kernel_types}
+    forward = (LayerNormFwdOp, RMSNormFwdOp, FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp, BatchNormFwdOp)
+    ops = (*forward, LayerNormBwdOp, RMSNormBwdOp)
+    declared = {(op, key) for op in ops for key in op.kernel_types}
     assert compiled == declared
 
 
+OTHER_BOARDS = [
+    (LayerNormFwdOp, "layer_norm", LayerNormCall(CUDA, 1024, HALF)),
+    (LayerNormBwdOp, "layer_norm_bwd", LayerNormBwdCall(CUDA, 1024, HALF)),
+    (FusedAddLayerNormFwdOp, "fused_add_layer_norm", FusedAddLayerNormCall(CUDA, 1024, HALF)),
+]
+
+
 @pytest.mark.parametrize("board", ["a100", "rtx5090"])
-def test_kernels_for_other_boards_compile(board):
-    call = LayerNormCall(CUDA, 1024, HALF).on(board)
-    _, factory = LayerNormFwdOp.kernel_types[LayerNormFwdOp.selection("layer_norm", call).key].entry_for(call)
+@pytest.mark.parametrize(
+    ("op", "interface", "call"), OTHER_BOARDS, ids=["layer_norm", "layer_norm_bwd", "fused_add_layer_norm"]
+)
+def test_kernels_for_other_boards_compile(op, interface, call, board):
+    stated = call.on(board)
+    _, factory = op.kernel_types[op.selection(interface, stated).key].entry_for(stated)
     assert kernels_of(factory())

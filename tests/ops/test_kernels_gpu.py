@@ -15,6 +15,9 @@ from tileops import (
     BatchNormBwdOp,
     BatchNormFwdOp,
     CaptureError,
+    FusedAddLayerNormFwdOp,
+    FusedAddRMSNormFwdOp,
+    InputError,
     LayerNormBwdOp,
     LayerNormFwdOp,
     OpNotAvailableError,
@@ -36,9 +39,20 @@ CUDA = torch.device("cuda", 0)
 COMPILERS = 8
 """Kernels that are compiled at once."""
 
+OPS = (
+    LayerNormFwdOp,
+    RMSNormFwdOp,
+    FusedAddLayerNormFwdOp,
+    FusedAddRMSNormFwdOp,
+    BatchNormFwdOp,
+    LayerNormBwdOp,
+    RMSNormBwdOp,
+    BatchNormBwdOp,
+)
+
 IMPLEMENTATIONS = [
     pytest.param(interface, kernel, id=f"{name}-{key}")
-    for op in (LayerNormFwdOp, RMSNormFwdOp, BatchNormFwdOp, LayerNormBwdOp, RMSNormBwdOp, BatchNormBwdOp)
+    for op in OPS
     for name, interface in op.interfaces.items()
     for key, kernel in op.kernel_types.items()
     if issubclass(kernel, interface)
@@ -141,11 +155,11 @@ def test_an_implementation_runs_on_the_current_stream(
 
 
 def test_every_sample_call_has_exactly_one_winner_on_this_device(subtests: Any) -> None:
-    for op in (LayerNormFwdOp((4,)), RMSNormFwdOp((4,)), BatchNormFwdOp()):
+    for op in OPS:
         for name, interface in op.interfaces.items():
             for call in interface.sample_calls(CUDA):
                 with subtests.test(msg=str(call)):
-                    assert op.key_for(name, call) in op.kernel_types
+                    assert op.selection(name, call).key in op.kernel_types
 
 
 @pytest.mark.parametrize(("interface", "kernel"), IMPLEMENTATIONS)
@@ -196,6 +210,67 @@ def test_rms_norm_agrees_with_torch_in_every_memory_layout(
     right = F.rms_norm(x.double(), (n,), *wide(weight), 1e-6)
     for view in in_layouts(x).values():
         close(op(view, weight), right, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1), (70_001, 64), (5003, 250), (1, 4096), (2003, 3000), (531, 16384), (77, 65536), (9, 50_001)],
+    ids=str,
+)
+def test_row_norms_have_the_gradients_of_torch_in_every_number_of_rows(dtype: torch.dtype, shape: Any) -> None:
+    rows, n = shape
+    x, grad, weight = drawn(rows, n, dtype=dtype, mean=2), drawn(rows, n + 1, dtype=dtype)[:, :n], drawn(n, mean=1)
+    for op, norm in (
+        (LayerNormBwdOp(n, bias_dtype=torch.float32), lambda x, w, b: F.layer_norm(x, (n,), w, b)),
+        (RMSNormBwdOp(n, 1e-5), lambda x, w, b: F.rms_norm(x, (n,), w, 1e-5)),
+    ):
+        results = op(grad, x, weight)
+        arguments = [one.requires_grad_() for one in wide(x, weight, torch.zeros_like(weight))][: len(results)]
+        rights = torch.autograd.grad(norm(*[*arguments, None][:3]), arguments, grad.double())
+        tolerances = [(1e-5, 2e-5) if dtype is torch.float32 else (1e-2, 1e-2), *[(1e-5, 1e-5 * rows**0.5)] * 2]
+        for result, right, (relative, absolute) in zip(results, rights, tolerances):
+            torch.testing.assert_close(result.double(), right, rtol=relative, atol=absolute)
+        assert all(torch.equal(one, other) for one, other in zip(results, op(grad, x, weight)))
+
+
+@pytest.mark.parametrize("op", [LayerNormBwdOp(768, bias_dtype=torch.float32), RMSNormBwdOp(768)], ids=repr)
+def test_a_row_that_is_not_finite_leaves_the_gradients_of_other_rows_alone(op: Any) -> None:
+    x, grad, weight = drawn(300, 768), drawn(300, 768, mean=1), drawn(768)
+    right = op(grad, x, weight)[0]
+    x[-1, 5] = torch.inf
+    results = op(grad, x, weight)
+    assert torch.equal(results[0][:-1], right[:-1])
+    assert results[0][-1].isnan().any()
+    assert results[1].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [64, 1000, 4097, 200_003])
+def test_a_fused_norm_is_the_sum_and_its_norm_bit_by_bit_in_every_memory_layout(
+    in_layouts: Any, dtype: torch.dtype, n: int
+) -> None:
+    x, residual, weight, bias = drawn(6, n, dtype=dtype), drawn(6, n, dtype=dtype, mean=3), drawn(n, mean=1), drawn(n)
+    rms, layer = RMSNormFwdOp((n,), 1e-6)(x + residual, weight), LayerNormFwdOp((n,), 1e-6)(x + residual, weight, bias)
+    for view in in_layouts(x).values():
+        for y, summed, right in (
+            (*FusedAddRMSNormFwdOp()(view, residual, weight), rms),
+            (*FusedAddLayerNormFwdOp()(residual, view, weight, bias), layer),
+        ):
+            assert torch.equal(summed, x + residual)
+            assert torch.equal(y, right)
+
+
+@pytest.mark.parametrize("shape", [(768,), (2, 768), (2, 3, 768)])
+def test_a_repeated_fused_call_is_right_for_other_rows_and_refuses_residuals_of_fewer(shape: Any) -> None:
+    op, weight = FusedAddRMSNormFwdOp(), drawn(768)
+    for rows in (1, 5, 133):
+        x = drawn(rows, *shape)
+        y, summed = op(x, x * 2, weight)
+        assert torch.equal(summed, x + x * 2)
+        assert torch.equal(y, RMSNormFwdOp((768,), 1e-6)(summed, weight))
+    with pytest.raises(InputError, match="residual has shape"):
+        op(drawn(5, *shape), drawn(1, *shape), weight)
 
 
 BATCHES = [

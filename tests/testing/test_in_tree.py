@@ -10,6 +10,8 @@ import torch
 from tileops import (
     BatchNormBwdOp,
     BatchNormFwdOp,
+    FusedAddLayerNormFwdOp,
+    FusedAddRMSNormFwdOp,
     LayerNormBwdOp,
     LayerNormFwdOp,
     RMSNormBwdOp,
@@ -21,7 +23,16 @@ from tileops.ops.op_base import Op, select
 from tileops.testing import ConformanceTests, Limits
 from tileops.verdict import IN_TREE, Selection
 
-OPS = (BatchNormBwdOp, BatchNormFwdOp, LayerNormBwdOp, LayerNormFwdOp, RMSNormBwdOp, RMSNormFwdOp)
+OPS = (
+    BatchNormBwdOp,
+    BatchNormFwdOp,
+    FusedAddLayerNormFwdOp,
+    FusedAddRMSNormFwdOp,
+    LayerNormBwdOp,
+    LayerNormFwdOp,
+    RMSNormBwdOp,
+    RMSNormFwdOp,
+)
 CUDA = torch.device("cuda", 0)
 
 

@@ -44,6 +44,8 @@ def test_all_of_its_kernels_are_registered() -> None:
     expected = {
         "LayerNormFwdOp: example:torch",
         "RMSNormFwdOp: example:torch",
+        "FusedAddLayerNormFwdOp: example:torch",
+        "FusedAddRMSNormFwdOp: example:torch",
         "BatchNormFwdOp: example:torch_train",
         "BatchNormFwdOp: example:torch_infer",
         "LayerNormBwdOp: example:torch",

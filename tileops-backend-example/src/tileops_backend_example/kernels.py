@@ -14,6 +14,8 @@ from tileops_backend_example.torch_batch_norm import (
     TorchBatchNormInfer,
     TorchBatchNormTrain,
 )
+from tileops_backend_example.torch_fused_add_layer_norm import TorchFusedAddLayerNorm
+from tileops_backend_example.torch_fused_add_rms_norm import TorchFusedAddRMSNorm
 from tileops_backend_example.torch_layer_norm import TorchLayerNorm, TorchLayerNormBwd
 from tileops_backend_example.torch_rms_norm import TorchRMSNorm, TorchRMSNormBwd
 
@@ -22,6 +24,8 @@ def buildable() -> Iterator[tuple[str, str, type[Any]]]:
     """Every kernel that can be built here; what is left out, and why, is noted in the backend's record."""
     yield "LayerNormFwdOp", "torch", TorchLayerNorm
     yield "RMSNormFwdOp", "torch", TorchRMSNorm
+    yield "FusedAddLayerNormFwdOp", "torch", TorchFusedAddLayerNorm
+    yield "FusedAddRMSNormFwdOp", "torch", TorchFusedAddRMSNorm
     yield "BatchNormFwdOp", "torch_train", TorchBatchNormTrain
     yield "BatchNormFwdOp", "torch_infer", TorchBatchNormInfer
     yield "LayerNormBwdOp", "torch", TorchLayerNormBwd

@@ -12,6 +12,8 @@ from typing import Any, Final
 IN_TREE_OPS: Final[dict[str, str]] = {
     "BatchNormBwdOp": "tileops.ops.norm.batch_norm_backward",
     "BatchNormFwdOp": "tileops.ops.norm.batch_norm",
+    "FusedAddLayerNormFwdOp": "tileops.ops.norm.fused_add_layer_norm",
+    "FusedAddRMSNormFwdOp": "tileops.ops.norm.fused_add_rms_norm",
     "LayerNormBwdOp": "tileops.ops.norm.layer_norm_backward",
     "LayerNormFwdOp": "tileops.ops.norm.layer_norm",
     "RMSNormBwdOp": "tileops.ops.norm.rms_norm_backward",

@@ -2,6 +2,8 @@
 
 from tileops.ops.norm.batch_norm import BatchNormFwdOp
 from tileops.ops.norm.batch_norm_backward import BatchNormBwdOp
+from tileops.ops.norm.fused_add_layer_norm import FusedAddLayerNormFwdOp
+from tileops.ops.norm.fused_add_rms_norm import FusedAddRMSNormFwdOp
 from tileops.ops.norm.layer_norm import LayerNormFwdOp
 from tileops.ops.norm.layer_norm_backward import LayerNormBwdOp
 from tileops.ops.norm.rms_norm import RMSNormFwdOp
@@ -10,6 +12,8 @@ from tileops.ops.norm.rms_norm_backward import RMSNormBwdOp
 __all__ = [
     "BatchNormBwdOp",
     "BatchNormFwdOp",
+    "FusedAddLayerNormFwdOp",
+    "FusedAddRMSNormFwdOp",
     "LayerNormBwdOp",
     "LayerNormFwdOp",
     "RMSNormBwdOp",

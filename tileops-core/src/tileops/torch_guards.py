@@ -30,8 +30,9 @@ PLAIN: Final = frozenset({Tensor, nn.Parameter, type(None)})
 ALIGNMENT: Final = 16
 """Bytes: kernels load and store vectors of up to 16 bytes. A power of two."""
 
-Sizes = Sequence[Sequence["int | None"]]
-"""The sizes of tensors, each by its axes; None where a size may vary."""
+Sizes = Sequence[Sequence["int | str | None"]]
+"""The sizes of tensors, each by its axes: None where a size may vary, and a name where it may, but is the same
+wherever it has that name."""
 
 Guarded = Callable[[Sequence[Any]], Any]
 """Takes the arguments of a call and returns its results; None where a guard does not pass them."""
@@ -71,7 +72,7 @@ def guarded(
         run: What is called with the tensors, and with None for those of its `arity` arguments that were left out.
         arity: The number of its arguments.
         tensors: The arguments of a call that `run` served.
-        sizes: The sizes that later tensors must have; those of None are not looked at.
+        sizes: The sizes that later tensors must have.
         on_error: Called with an exception that leaves `run`.
 
     Returns:
@@ -84,7 +85,7 @@ def guarded(
             return None
         alike = _C._dynamo.guards.TensorGuards(
             *(tensor for _, tensor, _ in known),
-            dynamic_dims_sizes=[list(axes) for _, _, axes in known],
+            dynamic_dims_sizes=[[None if _varies(size) else size for size in axes] for _, _, axes in known],
             dynamic_dims_strides=[
                 [None] * tensor.dim() if _strides_vary(axes) else list(tensor.stride()) for _, tensor, axes in known
             ],
@@ -98,21 +99,38 @@ def guarded(
         return None
 
 
-def _strides_vary(axes: Sequence[int | None]) -> bool:
+def _varies(size: int | str | None) -> bool:
+    """Whether later tensors may have another size."""
+    return not isinstance(size, int)
+
+
+def _strides_vary(axes: Sequence[int | str | None]) -> bool:
     """Whether contiguous tensors of these sizes have several sequences of strides."""
-    return None in axes[1:]
+    return any(map(_varies, axes[1:]))
 
 
-def _questions(sizes: Mapping[str, Sequence[int | None]], has_parameters: bool) -> list[str]:
+def _questions(sizes: Mapping[str, Sequence[int | str | None]], has_parameters: bool) -> list[str]:
     """What a guard asks about the tensors of these names and sizes."""
     # Of a nested tensor torch's guards ask for strides that it does not have, and end the process.
     asked = [f"not {name}.is_nested" for name in sizes]
     asked += [f"alike({', '.join(sizes)})", "not function_mode()", "forward_ad._current_level < 0"]
     asked += ["not is_grad_enabled()"] if has_parameters else []
     asked += [f"{name}.is_contiguous()" for name, axes in sizes.items() if _strides_vary(axes)]
-    asked += [f"({name}_pointer := {name}.data_ptr())" for name, axes in sizes.items() if None in axes]  # 0 if empty
-    pointers = [f"{name}_pointer" if None in axes else f"{name}.data_ptr()" for name, axes in sizes.items()]
+    asked += _equal_sizes(sizes)
+    vary = {name for name, axes in sizes.items() if any(map(_varies, axes))}
+    asked += [f"({name}_pointer := {name}.data_ptr())" for name in sizes if name in vary]  # 0 if empty
+    pointers = [f"{name}_pointer" if name in vary else f"{name}.data_ptr()" for name in sizes]
     return [*asked, f"({' | '.join(pointers)}) % {ALIGNMENT} == 0"]
+
+
+def _equal_sizes(sizes: Mapping[str, Sequence[int | str | None]]) -> list[str]:
+    """The questions whether sizes of one name are equal."""
+    places: dict[str, list[str]] = {}
+    for name, axes in sizes.items():
+        for axis, size in enumerate(axes):
+            if isinstance(size, str):
+                places.setdefault(size, []).append(f"{name}.size({axis})")
+    return [" == ".join(equal) for equal in places.values() if len(equal) > 1]
 
 
 def _source(names: Sequence[str], questions: Sequence[str], arity: int) -> str:

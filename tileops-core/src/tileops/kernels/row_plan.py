@@ -15,6 +15,12 @@ VECTOR_BYTES: Final = 16  # the widest global access of one thread on every arch
 REGISTERS_PER_SM: Final = 1 << 16  # 32-bit registers, on every architecture served
 THREADS_PER_SM: Final = 1536  # the least of the architectures served; others run 2048
 
+MOST_THREADS: Final = 1024
+"""Threads of one block, on every architecture served."""
+
+MOST_THREADS_OF_SUMS: Final = 512
+"""The same where a row is the sum of two: of 1024, none has the registers for its parts of both."""
+
 MOST_HELD: Final = 32
 """Registers with which a thread may hold its part of a row: half of the 64 that each of 1024 can have."""
 
@@ -22,7 +28,7 @@ HELD_BY_FEW: Final = 24
 """The same for up to 128 threads: beyond it a 16-bit row spills, so more threads take it."""
 
 MOST_LOADED_EARLY: Final = 64
-"""Registers of row, weight and bias together with which 128 threads still run four blocks an SM."""
+"""Registers of row, residual, weight and bias together with which 128 threads still run four blocks an SM."""
 
 MOST_IN_FLIGHT: Final = 16
 """Registers that a thread fills at a time where it streams: 1024 threads have 64 KiB of loads in flight."""
@@ -42,7 +48,7 @@ class RowPlan:
         n: Elements of the row.
         vector: Elements of one access; divides `n`.
         words: 32-bit registers that one vector takes.
-        lanes: Threads of one row, a power of two.
+        lanes: Threads of one row: a power of two, or whole warps in a backward.
         rows_per_block: Rows of one block.
     """
 
@@ -134,8 +140,8 @@ class RowPlan:
         return self.held_registers + further_registers + working
 
 
-def held_row_plan(n: int, dtype: torch.dtype) -> RowPlan | None:
-    """The fewest threads that hold a row in registers, or None where 1024 threads cannot.
+def held_row_plan(n: int, dtype: torch.dtype, most_threads: int = MOST_THREADS) -> RowPlan | None:
+    """The fewest threads that hold a row in registers, or None where `most_threads` cannot.
 
     Rows of up to 3 KiB share a warp or take one, which needs no barrier; longer rows take a block.
     """
@@ -148,7 +154,7 @@ def held_row_plan(n: int, dtype: torch.dtype) -> RowPlan | None:
         return RowPlan(n, vector, words, lanes, rows_per_block=128 // lanes)
     for lanes in (64, 128, 256, 512, 1024):
         most = HELD_BY_FEW if lanes <= 128 else MOST_HELD
-        if ceil_div(vectors, lanes) * words <= most:
+        if lanes <= most_threads and ceil_div(vectors, lanes) * words <= most:
             return RowPlan(n, vector, words, lanes, rows_per_block=1)
     return None
 
@@ -159,10 +165,10 @@ def streamed_row_plan(n: int, dtype: torch.dtype) -> RowPlan:
     return RowPlan(n, vector, vector_words(vector, dtype), lanes=512, rows_per_block=1)
 
 
-def longest_held_row(n: int, dtype: torch.dtype) -> int:
+def longest_held_row(n: int, dtype: torch.dtype, most_threads: int = MOST_THREADS) -> int:
     """The longest row that registers hold, among rows whose vectors are as wide as those of `n`."""
     vector = vector_elements(n, dtype)
-    return 1024 * (MOST_HELD // vector_words(vector, dtype)) * vector
+    return most_threads * (MOST_HELD // vector_words(vector, dtype)) * vector
 
 
 def vector_elements(n: int, dtype: torch.dtype) -> int:

@@ -23,6 +23,7 @@ __all__ = [
     "block_sum",
     "compile_program",
     "compile_sized_program",
+    "elements_of_group",
     "from_origin",
     "group_merge_moments",
     "group_sum",
@@ -34,6 +35,8 @@ __all__ = [
     "merge_moments",
     "merge_moments_of_warps",
     "sized_block_sum",
+    "store_row",
+    "store_row_at",
     "take_origin",
     "tilelang_dtype",
     "vector_elements",
@@ -197,11 +200,19 @@ def merge_moments_of_warps(moments, slots, threads: int):
 
 
 @T.macro
-def load_row(held, x, row, plan: RowPlan, lane):
-    """Load `lane`'s part of `x[row, :]` into `held` (local, plan.elements), in x's dtype."""
+def load_row(held, x, residual, row, plan: RowPlan, lane):
+    """Load `lane`'s part of row `row` of x + residual into `held` (local, plan.elements); see `load_row_at`."""
     for step in plan.steps:
         if plan.holds(step, lane):
-            load_row_at(held, step * plan.vector, x, row, plan.column(step, lane), plan.vector)
+            load_row_at(held, step * plan.vector, x, residual, row, plan.column(step, lane), plan.vector)
+
+
+@T.macro
+def store_row(y, row, held, plan: RowPlan, lane):
+    """Store `lane`'s part of row `row` of y, which is `held` (local, plan.elements) in y's dtype."""
+    for step in plan.steps:
+        if plan.holds(step, lane):
+            store_row_at(y, row, plan.column(step, lane), held, step * plan.vector, plan.vector)
 
 
 @T.macro
@@ -224,23 +235,45 @@ def keep_packed(held, plan: RowPlan):
 
 
 @T.macro
-def load_row_at(held, first, x, row, column, vector: int):
-    """Load the vector of `x[row, :]` at `column` into `held` (local) from `held[first]` on, in one access."""
+def load_row_at(held, first, x, residual, row, column, vector: int):
+    """Load the vector of row `row` of x + residual at `column` into `held` (local) from `held[first]` on.
+
+    The sum is in float32 and is rounded to their dtype. A residual of None is no addend.
+    """
     for j in T.vectorized(vector):
         held[first + j] = x[row, column + j]
+    if residual is not None:
+        addend = T.alloc_local((vector,), residual.dtype)
+        for j in T.vectorized(vector):
+            addend[j] = residual[row, column + j]
+        for j in T.unroll(vector):
+            total = T.cast(held[first + j], "float32") + T.cast(addend[j], "float32")
+            held[first + j] = T.cast(total, residual.dtype)
 
 
 @T.macro
-def take_origin(origin, x, row, vector: int, dtype: torch.dtype):
-    """`origin` (float32, local, 1) becomes the first value of `x[row, :]` in float32 input, else 0.
+def store_row_at(y, row, column, held, first, vector: int):
+    """Store the vector `held[first:]` (local) in row `row` of y at `column`, in one access."""
+    for j in T.vectorized(vector):
+        y[row, column + j] = held[first + j]
 
-    The load is a vector's: TileLang fails to lower a scalar load at an index that is a multiple of 2**15.
+
+@T.macro
+def take_origin(origin, x, residual, row, vector: int, dtype: torch.dtype):
+    """`origin` (float32, local, 1) becomes the first value of row `row` of x + residual in float32, else 0.
+
+    TileLang fails to lower a scalar load whose index is plainly a multiple of a number that 16 bits would hold as
+    negative, such as n = 2**15 or 50001: the load is a vector's, or at an index that is not plainly one.
     """
     first = T.alloc_local((vector,), tilelang_dtype(dtype))
+    start = T.alloc_local((1,), "int32")
     origin[0] = 0.0
     if dtype is torch.float32:
-        for j in T.vectorized(vector):
-            first[j] = x[row, j]
+        if vector > 1:
+            load_row_at(first, 0, x, residual, row, 0, vector)
+        else:
+            start[0] = 0
+            load_row_at(first, 0, x, residual, row, start[0], vector)
         origin[0] = first[0]
 
 
@@ -260,6 +293,17 @@ def from_origin(value: Any, origin: Any, dtype: torch.dtype) -> Any:
     """
     value = T.cast(value, "float32")
     return value - origin if dtype is torch.float32 else value
+
+
+def elements_of_group(plan: RowPlan, lane: Any) -> Any:
+    """How many elements the warp of `lane` holds (float32), or the lane group where it is a whole row."""
+    if plan.lanes <= WARP:
+        return T.float32(plan.n)
+    vectors = plan.vectors // plan.lanes * WARP
+    beyond = plan.vectors % plan.lanes
+    if beyond:
+        vectors = vectors + T.max(0, T.min(WARP, beyond - lane // WARP * WARP))
+    return T.cast(vectors * plan.vector, "float32")
 
 
 def _butterfly(lanes: int) -> list[int]:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from tileops.norm import (
         BatchNormBwdOp,
         BatchNormFwdOp,
+        FusedAddLayerNormFwdOp,
+        FusedAddRMSNormFwdOp,
         LayerNormBwdOp,
         LayerNormFwdOp,
         RMSNormBwdOp,
@@ -23,6 +25,8 @@ __all__ = [
     "BackwardOp",
     "BatchNormBwdOp",
     "BatchNormFwdOp",
+    "FusedAddLayerNormFwdOp",
+    "FusedAddRMSNormFwdOp",
     "LayerNormBwdOp",
     "LayerNormFwdOp",
     "Op",

@@ -94,6 +94,19 @@ def check_beside(name: str, value: Tensor | None, x: Tensor, shape: Sequence[int
         raise InputError(f"{name} is {shown_dtype(value.dtype)}; it must be {served}")
 
 
+def check_like(name: str, value: Tensor, x: Tensor) -> None:
+    """Refuse a tensor of another shape, device or dtype than x's."""
+    check_tensor(name, value)
+    if value.shape == x.shape and value.dtype is x.dtype and value.device == x.device:
+        return
+    if tuple(value.shape) != tuple(x.shape):
+        raise InputError(f"{name} has shape {shown_shape(value.shape)}; it must have {shown_shape(x.shape)}, that of x")
+    if value.device != x.device:
+        raise InputError(f"{name} is on {value.device} and x on {x.device}; put both on one device")
+    if value.dtype is not x.dtype:
+        raise InputError(f"{name} is {shown_dtype(value.dtype)}; it must be {shown_dtype(x.dtype)}, the dtype of x")
+
+
 def check_number(name: str, value: object, *, least: float, most: float = math.inf) -> None:
     """Refuse a parameter that is no number or out of its range."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):

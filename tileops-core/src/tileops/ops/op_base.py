@@ -169,7 +169,7 @@ class Op:
         raise NotImplementedError(f"{type(self).__qualname__} has no empty_results")
 
     def call_sizes(self, *args: Any, **kwargs: Any) -> Sizes | None:
-        """The sizes of each tensor on which a call depends, None in place of one that may vary.
+        """The sizes of each tensor on which a call depends, None or a name in place of one that may vary (`Sizes`).
 
         It has the signature of `forward`. An op that says this says that `forward` returns what its kernel does for the arguments as they are, and
         that all it reads of them is dtype, device, layout and these sizes. Its repeated calls cost the least.

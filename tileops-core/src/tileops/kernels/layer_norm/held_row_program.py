@@ -1,5 +1,5 @@
 # pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
-"""Layer norm of rows that fit in registers: one read, one reduction, one write."""
+"""Layer norm of rows that fit in registers, or of their sums: one read, one reduction, one write."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from tileops.kernels.row_plan import RowPlan
 from tileops.kernels.shared_program import (
     WARP,
+    elements_of_group,
     from_origin,
     group_sum,
     keep_packed,
@@ -16,6 +17,8 @@ from tileops.kernels.shared_program import (
     load_columns_at,
     load_row,
     merge_moments_of_warps,
+    store_row,
+    store_row_at,
     take_origin,
     tilelang_dtype,
 )
@@ -27,11 +30,15 @@ def layer_norm_held_row(
     eps: float,
     weight_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
+    adds_residual: bool = False,
 ) -> Any:
     """y[r, i] = (x[r, i] - mean) / sqrt(variance + eps) * weight[i] + bias[i], in float32, rounded once.
 
     The program takes x (rows, n), weight (n) or None, bias (n) or None, y (rows, n); one build serves every
-    row count. The variance is centred exactly: each warp sums its elements, then their squared deviations
+    row count. One that adds a residual takes x, residual, weight, bias, y, summed: x + residual, rounded, goes to
+    `summed` (rows, n), and stands in the place of x from then on.
+
+    The variance is centred exactly: each warp sums its elements, then their squared deviations
     from the warp's own mean, both from registers; the warps of a block merge their moments behind a single
     barrier. No large mean can cancel in it, as it would in E[x^2] - E[x]^2.
     """
@@ -40,19 +47,16 @@ def layer_norm_held_row(
     weight_type = tilelang_dtype(weight_dtype or torch.float32)
     bias_type = tilelang_dtype(bias_dtype or torch.float32)
     has_weight, has_bias = weight_dtype is not None, bias_dtype is not None
+    residual_registers = plan.registers_for(dtype if adds_residual else None)
     affine_registers = plan.registers_for(weight_dtype, bias_dtype)
-    affine_early = plan.loads_early(affine_registers)
-    blocks_per_sm = plan.blocks_per_sm(affine_registers if affine_early else 0)
+    affine_early = plan.loads_early(residual_registers + affine_registers)
+    blocks_per_sm = plan.blocks_per_sm(residual_registers + (affine_registers if affine_early else 0))
     group = min(plan.lanes, WARP)
     rows = T.dynamic("rows")
 
-    @T.prim_func
-    def layer_norm_held_row(
-        x: T.Tensor((rows, n), held_type),
-        weight: T.Tensor((n,), weight_type),
-        bias: T.Tensor((n,), bias_type),
-        y: T.Tensor((rows, n), held_type),
-    ):
+    @T.macro
+    def normalise_rows(x, residual, weight, bias, y, summed):
+        """`summed` is x itself where the residual is None."""
         with T.Kernel(T.ceildiv(rows, plan.rows_per_block), threads=plan.threads) as block:
             T.annotate_min_blocks_per_sm(blocks_per_sm)
             held = T.alloc_local((plan.elements,), held_type)
@@ -69,13 +73,17 @@ def layer_norm_held_row(
             row = block * plan.rows_per_block + thread // plan.lanes
 
             # A group past the last row reads the last row again: the exchanges below need every lane.
-            load_row(held, x, T.min(row, rows - 1), plan, lane)
-            take_origin(origin, x, T.min(row, rows - 1), vector, dtype)
+            load_row(held, x, residual, T.min(row, rows - 1), plan, lane)
+            take_origin(origin, x, residual, T.min(row, rows - 1), vector, dtype)
             # Weight and bias arrive while the row is summed, where registers allow.
             if affine_early and has_weight:
                 load_columns(scale, weight, plan, lane)
             if affine_early and has_bias:
                 load_columns(shift, bias, plan, lane)
+
+            # Stored at once: the memory takes it while the row is summed.
+            if residual is not None and row < rows:
+                store_row(summed, row, held, plan, lane)
 
             # The mean of the group. One partial sum for each element of a vector keeps the chains short.
             for j in T.unroll(vector):
@@ -89,7 +97,7 @@ def layer_norm_held_row(
                 total[0] = total[0] + partial[j]
             keep_packed(held, plan)
             group_sum(total, 1, group)
-            moments[0] = _elements_of_group(plan, lane)
+            moments[0] = elements_of_group(plan, lane)
             moments[1] = total[0] / moments[0]
 
             # Squared deviations from that mean.
@@ -128,18 +136,30 @@ def layer_norm_held_row(
                             if has_bias:
                                 value = value + T.cast(shift[i], "float32")
                             result[j] = T.cast(value, held_type)
-                        for j in T.vectorized(vector):
-                            y[row, column + j] = result[j]
+                        store_row_at(y, row, column, result, 0, vector)
+
+    if adds_residual:
+
+        @T.prim_func
+        def fused_add_layer_norm_held_row(
+            x: T.Tensor((rows, n), held_type),
+            residual: T.Tensor((rows, n), held_type),
+            weight: T.Tensor((n,), weight_type),
+            bias: T.Tensor((n,), bias_type),
+            y: T.Tensor((rows, n), held_type),
+            summed: T.Tensor((rows, n), held_type),
+        ):
+            normalise_rows(x, residual, weight, bias, y, summed)
+
+        return fused_add_layer_norm_held_row
+
+    @T.prim_func
+    def layer_norm_held_row(
+        x: T.Tensor((rows, n), held_type),
+        weight: T.Tensor((n,), weight_type),
+        bias: T.Tensor((n,), bias_type),
+        y: T.Tensor((rows, n), held_type),
+    ):
+        normalise_rows(x, None, weight, bias, y, x)
 
     return layer_norm_held_row
-
-
-def _elements_of_group(plan: RowPlan, lane: Any) -> Any:
-    """How many elements the warp of `lane` holds (float32), or the lane group where it is a whole row."""
-    if plan.lanes <= WARP:
-        return T.float32(plan.n)
-    vectors = plan.vectors // plan.lanes * WARP
-    beyond = plan.vectors % plan.lanes
-    if beyond:
-        vectors = vectors + T.max(0, T.min(WARP, beyond - lane // WARP * WARP))
-    return T.cast(vectors * plan.vector, "float32")

@@ -1,5 +1,5 @@
 # pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
-"""Layer norm of rows of any length: one block reads its row twice, and the second time finds it in cache."""
+"""Layer norm of rows of any length, or of their sums: one block passes twice over its row, which stays in cache."""
 
 from typing import Any
 
@@ -14,6 +14,7 @@ from tileops.kernels.shared_program import (
     load_columns_at,
     load_row_at,
     merge_moments,
+    store_row_at,
     take_origin,
     tilelang_dtype,
 )
@@ -25,11 +26,15 @@ def layer_norm_streamed_row(
     eps: float,
     weight_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
+    adds_residual: bool = False,
 ) -> Any:
     """y[r, i] = (x[r, i] - mean) / sqrt(variance + eps) * weight[i] + bias[i], in float32, rounded once.
 
     The program takes x (rows, n), weight (n) or None, bias (n) or None, y (rows, n); one build serves every
-    row count. Each thread merges the exact moments of what it loads at a time (Chan et al.), so that no large
+    row count. One that adds a residual takes x, residual, weight, bias, y, summed: x + residual, rounded, goes to
+    `summed` (rows, n), and stands in the place of x from then on.
+
+    Each thread merges the exact moments of what it loads at a time (Chan et al.), so that no large
     mean cancels in the variance. The second pass goes backwards: it meets what was read last, which the L2
     cache still holds however long the row is.
     """
@@ -73,16 +78,11 @@ def layer_norm_streamed_row(
             if has_bias:
                 value = value + T.cast(shift[j], "float32")
             result[j] = T.cast(value, held_type)
-        for j in T.vectorized(vector):
-            y[row, column + j] = result[j]
+        store_row_at(y, row, column, result, 0, vector)
 
-    @T.prim_func
-    def layer_norm_streamed_row(
-        x: T.Tensor((rows, n), held_type),
-        weight: T.Tensor((n,), weight_type),
-        bias: T.Tensor((n,), bias_type),
-        y: T.Tensor((rows, n), held_type),
-    ):
+    @T.macro
+    def normalise_rows(x, residual, weight, bias, y, summed):
+        """`summed` is x itself where the residual is None."""
         with T.Kernel(rows, threads=plan.threads) as row:
             T.annotate_min_blocks_per_sm(blocks_per_sm)
             held = T.alloc_local((tile_steps * vector,), held_type)
@@ -91,17 +91,21 @@ def layer_norm_streamed_row(
             slots = T.alloc_shared((plan.threads // WARP, 3), "float32")
             lane = T.get_thread_binding()
 
-            take_origin(origin, x, row, vector, dtype)
+            take_origin(origin, x, residual, row, vector, dtype)
             for i in T.unroll(3):
                 moments[i] = 0.0
             for tile in T.serial(tiles):
                 for step in T.unroll(tile_steps):
                     column = plan.column(tile * tile_steps + step, lane)
-                    load_row_at(held, step * vector, x, row, column, vector)
+                    load_row_at(held, step * vector, x, residual, row, column, vector)
+                    if residual is not None:
+                        store_row_at(summed, row, column, held, step * vector, vector)
                 accumulate(moments, held, tile_steps * vector, origin)
             for step in steps_beyond:
                 if plan.holds(step, lane):
-                    load_row_at(held, 0, x, row, plan.column(step, lane), vector)
+                    load_row_at(held, 0, x, residual, row, plan.column(step, lane), vector)
+                    if residual is not None:
+                        store_row_at(summed, row, plan.column(step, lane), held, 0, vector)
                     accumulate(moments, held, vector, origin)
             block_merge_moments(moments, slots, plan.threads)
             mean = moments[1]
@@ -109,15 +113,39 @@ def layer_norm_streamed_row(
 
             for step in steps_beyond[::-1]:
                 if plan.holds(step, lane):
-                    load_row_at(held, 0, x, row, plan.column(step, lane), vector)
+                    load_row_at(held, 0, summed, None, row, plan.column(step, lane), vector)
                     write(y, row, plan.column(step, lane), held, 0, origin, mean, inverse_deviation, weight, bias)
             for tile in T.serial(tiles):
                 first_step = (tiles - 1 - tile) * tile_steps
                 for step in T.unroll(tile_steps):
                     column = plan.column(first_step + step, lane)
-                    load_row_at(held, step * vector, x, row, column, vector)
+                    load_row_at(held, step * vector, summed, None, row, column, vector)
                 for step in T.unroll(tile_steps):
                     column = plan.column(first_step + step, lane)
                     write(y, row, column, held, step * vector, origin, mean, inverse_deviation, weight, bias)
+
+    if adds_residual:
+
+        @T.prim_func
+        def fused_add_layer_norm_streamed_row(
+            x: T.Tensor((rows, n), held_type),
+            residual: T.Tensor((rows, n), held_type),
+            weight: T.Tensor((n,), weight_type),
+            bias: T.Tensor((n,), bias_type),
+            y: T.Tensor((rows, n), held_type),
+            summed: T.Tensor((rows, n), held_type),
+        ):
+            normalise_rows(x, residual, weight, bias, y, summed)
+
+        return fused_add_layer_norm_streamed_row
+
+    @T.prim_func
+    def layer_norm_streamed_row(
+        x: T.Tensor((rows, n), held_type),
+        weight: T.Tensor((n,), weight_type),
+        bias: T.Tensor((n,), bias_type),
+        y: T.Tensor((rows, n), held_type),
+    ):
+        normalise_rows(x, None, weight, bias, y, x)
 
     return layer_norm_streamed_row

@@ -1,5 +1,5 @@
 # pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
-"""RMS norm of rows that fit in registers: one read, one reduction, one write."""
+"""RMS norm of rows that fit in registers, or of their sums: one read, one reduction, one write."""
 
 from typing import Any
 
@@ -15,30 +15,34 @@ from tileops.kernels.shared_program import (
     load_columns,
     load_columns_at,
     load_row,
+    store_row,
+    store_row_at,
     tilelang_dtype,
 )
 
 
-def rms_norm_held_row(plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtype: torch.dtype | None) -> Any:
+def rms_norm_held_row(
+    plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtype: torch.dtype | None, adds_residual: bool = False
+) -> Any:
     """y[r, i] = x[r, i] / sqrt(mean(x[r, :] ** 2) + eps) * weight[i], in float32, rounded once.
 
-    The program takes x (rows, n), weight (n) or None, y (rows, n); one build serves every row count.
+    The program takes x (rows, n), weight (n) or None, y (rows, n); one build serves every row count. One that
+    adds a residual takes x, residual, weight, y, summed: x + residual, rounded, goes to `summed` (rows, n), and
+    stands in the place of x from then on.
     """
     n, vector = plan.n, plan.vector
     held_type = tilelang_dtype(dtype)
     weight_type = tilelang_dtype(weight_dtype or torch.float32)
+    residual_registers = plan.registers_for(dtype if adds_residual else None)
     weight_registers = plan.registers_for(weight_dtype)
     has_weight = weight_dtype is not None
-    weight_early = plan.loads_early(weight_registers)
-    blocks_per_sm = plan.blocks_per_sm(weight_registers if weight_early else 0)
+    weight_early = plan.loads_early(residual_registers + weight_registers)
+    blocks_per_sm = plan.blocks_per_sm(residual_registers + (weight_registers if weight_early else 0))
     rows = T.dynamic("rows")
 
-    @T.prim_func
-    def rms_norm_held_row(
-        x: T.Tensor((rows, n), held_type),
-        weight: T.Tensor((n,), weight_type),
-        y: T.Tensor((rows, n), held_type),
-    ):
+    @T.macro
+    def normalise_rows(x, residual, weight, y, summed):
+        """`summed` is x itself where the residual is None."""
         with T.Kernel(T.ceildiv(rows, plan.rows_per_block), threads=plan.threads) as block:
             T.annotate_min_blocks_per_sm(blocks_per_sm)
             held = T.alloc_local((plan.elements,), held_type)
@@ -52,10 +56,14 @@ def rms_norm_held_row(plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtyp
             row = block * plan.rows_per_block + thread // plan.lanes
 
             # A group past the last row reads the last row again: the exchanges below need every lane.
-            load_row(held, x, T.min(row, rows - 1), plan, lane)
+            load_row(held, x, residual, T.min(row, rows - 1), plan, lane)
             # The weight arrives while the row is summed, where registers allow.
             if has_weight and weight_early:
                 load_columns(scale, weight, plan, lane)
+
+            # Stored at once: the memory takes it while the row is summed.
+            if residual is not None and row < rows:
+                store_row(summed, row, held, plan, lane)
 
             # One partial sum for each element of a vector keeps the chains of additions short.
             for j in T.unroll(vector):
@@ -87,7 +95,28 @@ def rms_norm_held_row(plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtyp
                             if has_weight:
                                 value = value * T.cast(scale[i], "float32")
                             result[j] = T.cast(value, held_type)
-                        for j in T.vectorized(vector):
-                            y[row, column + j] = result[j]
+                        store_row_at(y, row, column, result, 0, vector)
+
+    if adds_residual:
+
+        @T.prim_func
+        def fused_add_rms_norm_held_row(
+            x: T.Tensor((rows, n), held_type),
+            residual: T.Tensor((rows, n), held_type),
+            weight: T.Tensor((n,), weight_type),
+            y: T.Tensor((rows, n), held_type),
+            summed: T.Tensor((rows, n), held_type),
+        ):
+            normalise_rows(x, residual, weight, y, summed)
+
+        return fused_add_rms_norm_held_row
+
+    @T.prim_func
+    def rms_norm_held_row(
+        x: T.Tensor((rows, n), held_type),
+        weight: T.Tensor((n,), weight_type),
+        y: T.Tensor((rows, n), held_type),
+    ):
+        normalise_rows(x, None, weight, y, x)
 
     return rms_norm_held_row

@@ -45,8 +45,8 @@ class StreamedRowRMSNorm(RMSNorm):
 
     def forward(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Launch the program on x as (rows, n)."""
-        return launch_rows(self._launch, self._n, x, weight)
+        return launch_rows(self._launch, self._n, (x,), (weight,))
 
     def repeated(self, *args: Any) -> Callable[..., Any]:
         """The launch alone."""
-        return row_launch(self._launch, self._n, *args) or self
+        return row_launch(self._launch, self._n, args[:1], args[1:]) or self

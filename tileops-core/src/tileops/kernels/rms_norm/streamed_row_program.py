@@ -1,5 +1,5 @@
 # pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
-"""RMS norm of rows of any length: one block reads its row twice, and the second time finds it in cache."""
+"""RMS norm of rows of any length, or of their sums: one block passes twice over its row, which stays in cache."""
 
 from typing import Any
 
@@ -12,15 +12,21 @@ from tileops.kernels.shared_program import (
     block_sum,
     load_columns_at,
     load_row_at,
+    store_row_at,
     tilelang_dtype,
 )
 
 
-def rms_norm_streamed_row(plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtype: torch.dtype | None) -> Any:
+def rms_norm_streamed_row(
+    plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtype: torch.dtype | None, adds_residual: bool = False
+) -> Any:
     """y[r, i] = x[r, i] / sqrt(mean(x[r, :] ** 2) + eps) * weight[i], in float32, rounded once.
 
-    The program takes x (rows, n), weight (n) or None, y (rows, n); one build serves every row count. The
-    second pass goes backwards: it meets what was read last, which the L2 cache still holds however long the
+    The program takes x (rows, n), weight (n) or None, y (rows, n); one build serves every row count. One
+    that adds a residual takes x, residual, weight, y, summed: x + residual, rounded, goes to `summed` (rows, n),
+    and stands in the place of x from then on.
+
+    The second pass goes backwards: it meets what was read last, which the L2 cache still holds however long the
     row is.
     """
     n, vector, tile_steps = plan.n, plan.vector, plan.steps_in_flight
@@ -50,15 +56,11 @@ def rms_norm_streamed_row(plan: RowPlan, dtype: torch.dtype, eps: float, weight_
             if has_weight:
                 value = value * T.cast(scale[j], "float32")
             result[j] = T.cast(value, held_type)
-        for j in T.vectorized(vector):
-            y[row, column + j] = result[j]
+        store_row_at(y, row, column, result, 0, vector)
 
-    @T.prim_func
-    def rms_norm_streamed_row(
-        x: T.Tensor((rows, n), held_type),
-        weight: T.Tensor((n,), weight_type),
-        y: T.Tensor((rows, n), held_type),
-    ):
+    @T.macro
+    def normalise_rows(x, residual, weight, y, summed):
+        """`summed` is x itself where the residual is None."""
         with T.Kernel(rows, threads=plan.threads) as row:
             T.annotate_min_blocks_per_sm(blocks_per_sm)
             held = T.alloc_local((tile_steps * vector,), held_type)
@@ -72,11 +74,15 @@ def rms_norm_streamed_row(plan: RowPlan, dtype: torch.dtype, eps: float, weight_
             for tile in T.serial(tiles):
                 for step in T.unroll(tile_steps):
                     column = plan.column(tile * tile_steps + step, lane)
-                    load_row_at(held, step * vector, x, row, column, vector)
+                    load_row_at(held, step * vector, x, residual, row, column, vector)
+                    if residual is not None:
+                        store_row_at(summed, row, column, held, step * vector, vector)
                 accumulate(partial, held, tile_steps * vector)
             for step in steps_beyond:
                 if plan.holds(step, lane):
-                    load_row_at(held, 0, x, row, plan.column(step, lane), vector)
+                    load_row_at(held, 0, x, residual, row, plan.column(step, lane), vector)
+                    if residual is not None:
+                        store_row_at(summed, row, plan.column(step, lane), held, 0, vector)
                     accumulate(partial, held, vector)
             total[0] = 0.0
             for j in T.unroll(vector):
@@ -86,15 +92,37 @@ def rms_norm_streamed_row(plan: RowPlan, dtype: torch.dtype, eps: float, weight_
 
             for step in steps_beyond[::-1]:
                 if plan.holds(step, lane):
-                    load_row_at(held, 0, x, row, plan.column(step, lane), vector)
+                    load_row_at(held, 0, summed, None, row, plan.column(step, lane), vector)
                     write(y, row, plan.column(step, lane), held, 0, scale_of_row, weight)
             for tile in T.serial(tiles):
                 first_step = (tiles - 1 - tile) * tile_steps
                 for step in T.unroll(tile_steps):
                     column = plan.column(first_step + step, lane)
-                    load_row_at(held, step * vector, x, row, column, vector)
+                    load_row_at(held, step * vector, summed, None, row, column, vector)
                 for step in T.unroll(tile_steps):
                     column = plan.column(first_step + step, lane)
                     write(y, row, column, held, step * vector, scale_of_row, weight)
+
+    if adds_residual:
+
+        @T.prim_func
+        def fused_add_rms_norm_streamed_row(
+            x: T.Tensor((rows, n), held_type),
+            residual: T.Tensor((rows, n), held_type),
+            weight: T.Tensor((n,), weight_type),
+            y: T.Tensor((rows, n), held_type),
+            summed: T.Tensor((rows, n), held_type),
+        ):
+            normalise_rows(x, residual, weight, y, summed)
+
+        return fused_add_rms_norm_streamed_row
+
+    @T.prim_func
+    def rms_norm_streamed_row(
+        x: T.Tensor((rows, n), held_type),
+        weight: T.Tensor((n,), weight_type),
+        y: T.Tensor((rows, n), held_type),
+    ):
+        normalise_rows(x, None, weight, y, x)
 
     return rms_norm_streamed_row

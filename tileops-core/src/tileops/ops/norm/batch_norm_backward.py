@@ -24,6 +24,7 @@ from tileops.ops.checks import (
     aligned,
     check_beside,
     check_floating,
+    check_like,
     check_tensor,
     contiguous,
     dense,
@@ -31,7 +32,7 @@ from tileops.ops.checks import (
     shown_shape,
 )
 from tileops.ops.norm import batch_norm_sharding
-from tileops.ops.norm.shape import channels_last, check_gradient, dtype_of, empty_in_order, like_channels_last
+from tileops.ops.norm.shape import channels_last, dtype_of, empty_in_order, like_channels_last
 
 
 class BatchNormBwdOp(BackwardOp):
@@ -123,7 +124,7 @@ class BatchNormBwdOp(BackwardOp):
         check_floating("x", x)
         if x.dim() < 2:
             raise InputError(f"x has shape {shown_shape(x.shape)}; batch norm takes (N, C, *spatial), two axes or more")
-        check_gradient(grad, x)
+        check_like("grad", grad, x)
         kept = statistics_dtype(x.dtype)
         for name, statistic in (("mean", mean), ("invstd", invstd)):
             check_tensor(name, statistic)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tileops.errors import InputError
-from tileops.ops.checks import check_beside, check_floating, check_tensor, fits, shown_dtype, shown_shape
+from tileops.ops.checks import check_beside, check_floating, check_like, check_tensor, fits, shown_shape
 from tileops.ops.signature import argument_names
 from tileops.sharding import ShardByShard, ShardingRule
 from tileops.torch_guards import Sizes
@@ -61,7 +61,7 @@ class NormalisesRows:
     def call_sizes(self, x: Tensor, *beside: Tensor | None) -> Sizes:
         """Rows may be any number: those of the normalised axes stay."""
         shape = self.normalized_shape
-        return [(None,) * (x.dim() - len(shape)) + shape, *([shape] * len(beside))]
+        return [(*batch_axes(x, len(shape)), *shape), *([shape] * len(beside))]
 
     def empty_results(self, x: Tensor, *beside: Tensor | None) -> Tensor:
         """A new tensor without elements."""
@@ -69,8 +69,43 @@ class NormalisesRows:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+class AddsResidual:
+    """What the ops share that add a residual and normalise the sum over the last axis.
+
+    They take x, a residual of its shape, and parameters of the size of that axis. An op names it before `Op`.
+    """
+
+    def check(self, x: Tensor, residual: Tensor, *beside: Tensor | None) -> None:
+        """Refuse arguments that do not fit."""
+        check_tensor("x", x)
+        check_tensor("residual", residual)
+        shape = x.shape
+        alike = residual.shape == shape and residual.dtype is x.dtype and residual.device == x.device
+        if alike and shape and fits(x, shape[-1:], beside):
+            return
+        check_floating("x", x)
+        if not shape:
+            raise InputError("x has shape (); it must have an axis, the last of which is normalised over")
+        check_like("residual", residual, x)
+        for name, value in zip(argument_names(type(self))[2:], beside):
+            check_beside(name, value, x, shape[-1:], of="the size of x's last axis")
+
+    def call_sizes(self, x: Tensor, residual: Tensor, *beside: Tensor | None) -> Sizes:
+        """Rows may be any number, the same for x and the residual: the last axis stays."""
+        del residual
+        n = x.shape[-1:]
+        rows = (*batch_axes(x, 1), *n)
+        return [rows, rows, *([n] * len(beside))]
+
+    def empty_results(self, x: Tensor, residual: Tensor, *beside: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Two new tensors without elements."""
+        del residual, beside
+        y, summed = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+        return y, summed
+
+
 class GradientsOfRows:
-    """What the backward ops of those share. They take the gradient, x and the weight.
+    """What the backward ops of `NormalisesRows` share. They take the gradient, x and the weight.
 
     An op names it before `BackwardOp`.
     """
@@ -83,13 +118,18 @@ class GradientsOfRows:
     def check(self, grad: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
         """Refuse arguments that do not fit."""
         check_tensor("x", x)
-        check_gradient(grad, x)
+        check_like("grad", grad, x)
         NormalisesRows.check(cast("Any", self), x, weight)
 
     def call_sizes(self, grad: Tensor, x: Tensor, weight: Tensor | None = None) -> Sizes | None:
         """Those of the forward; None where gradients are viewed in a shape of several axes."""
         sizes = NormalisesRows.call_sizes(cast("Any", self), x, weight)
         return [sizes[0], *sizes] if len(self.normalized_shape) == 1 else None
+
+
+def batch_axes(x: Tensor, normalised_axes: int) -> list[str]:
+    """Names of the sizes of x before its normalised axes: any sizes, the same in all tensors that have them."""
+    return [f"axis {at}" for at in range(x.dim() - normalised_axes)]
 
 
 def dtype_of(tensor: Tensor | None) -> torch.dtype | None:
@@ -116,19 +156,6 @@ def empty_in_order(x: Tensor) -> Tensor:
     """A tensor like x and in its memory order, where that is one of the two that batch norm keeps."""
     kept = x.is_contiguous() or channels_last(x)
     return torch.empty_like(x, memory_format=torch.preserve_format if kept else torch.contiguous_format)
-
-
-def check_gradient(grad: Tensor, x: Tensor) -> None:
-    """Refuse a gradient that does not fit x."""
-    check_tensor("grad", grad)
-    if grad.shape == x.shape and grad.dtype is x.dtype and grad.device == x.device:
-        return
-    if tuple(grad.shape) != tuple(x.shape):
-        raise InputError(f"grad has shape {shown_shape(grad.shape)}; it must have {shown_shape(x.shape)}, that of x")
-    if grad.device != x.device:
-        raise InputError(f"grad is on {grad.device} and x on {x.device}; put both on one device")
-    if grad.dtype is not x.dtype:
-        raise InputError(f"grad is {shown_dtype(grad.dtype)}; it must be {shown_dtype(x.dtype)}, the dtype of x")
 
 
 def viewed(gradient: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:

@@ -1,0 +1,58 @@
+"""The sum of two tensors and its layer norm, of rows that fit in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, final
+
+from torch import Tensor
+
+from tileops.device import at_least
+from tileops.kernels.dtypes import refusal_of_dtypes
+from tileops.kernels.fused_add_layer_norm.interface import FusedAddLayerNorm, FusedAddLayerNormCall
+from tileops.kernels.row_launch import Launch, launch_rows, row_launch
+from tileops.kernels.row_plan import MOST_THREADS_OF_SUMS, held_row_plan, longest_held_row
+
+
+@final
+class HeldRowFusedAddLayerNorm(FusedAddLayerNorm):
+    """Adds two rows into the registers of 1 to 512 threads; serves rows of up to 64 KiB."""
+
+    supported_archs = at_least(80)
+
+    @classmethod
+    def refusal(cls, call: FusedAddLayerNormCall) -> str | None:
+        """Rows of a served dtype that 512 threads can hold, 32 registers each."""
+        unserved = refusal_of_dtypes(call.dtype, weight=call.weight_dtype, bias=call.bias_dtype)
+        if unserved is None and held_row_plan(call.n, call.dtype, MOST_THREADS_OF_SUMS) is None:
+            most = longest_held_row(call.n, call.dtype, MOST_THREADS_OF_SUMS)
+            return f"row of {call.n} elements; serves up to {most} of {call.dtype} at its alignment"
+        return unserved
+
+    @classmethod
+    def entry_for(cls, call: FusedAddLayerNormCall) -> tuple[Hashable, Callable[[], HeldRowFusedAddLayerNorm]]:
+        """One program serves every row count."""
+        identity = (call.device, call.n, call.dtype, call.eps, call.weight_dtype, call.bias_dtype)
+        return identity, lambda: cls(call)
+
+    def __init__(self, call: FusedAddLayerNormCall) -> None:
+        # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
+        from tileops.kernels.layer_norm.held_row_program import layer_norm_held_row
+        from tileops.kernels.shared_program import compile_program
+
+        super().__init__(call)
+        plan = held_row_plan(call.n, call.dtype, MOST_THREADS_OF_SUMS)
+        assert plan is not None, "refusal() refuses such rows"
+        program = layer_norm_held_row(
+            plan, call.dtype, call.eps, call.weight_dtype, call.bias_dtype, adds_residual=True
+        )
+        self._n = call.n
+        self._launch: Launch = compile_program(program, call.arch)
+
+    def forward(self, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Launch the program on x and the residual as (rows, n)."""
+        return launch_rows(self._launch, self._n, (x, residual), (weight, bias))
+
+    def repeated(self, *args: Any) -> Callable[..., Any]:
+        """The launch alone."""
+        return row_launch(self._launch, self._n, args[:2], args[2:]) or self
