@@ -398,6 +398,38 @@ def test_forward_mode_is_refused_by_a_sentence(name: str, transform: str) -> Non
         FORWARD_MODE[transform](OURS[name])
 
 
+# ------------------------------------------------------------------------------------------------------ repeats
+
+
+def test_repeated_calls_with_a_gradient_pass_a_guard_and_keep_apart_from_those_without() -> None:
+    op = LayerNormFwdOp(N)
+    for n in (4, 5, 6, 5):
+        x, w, b = leaves(drawn(n, N), W, B)
+        agree(
+            torch.autograd.grad(cubed(op)(x, w, b), (x, w, b)),
+            torch.autograd.grad(cubed(plain_layer)(x, w, b), (x, w, b)),
+        )
+        with torch.no_grad():
+            assert op(x, w, b).grad_fn is None
+        assert op(x.detach(), W, B).grad_fn is None
+        agree(torch.autograd.grad(op(x, W, b).sum(), x), torch.autograd.grad(plain_layer(x, W, b).sum(), x))
+    assert len(op._repeats.known) == 4
+
+
+def test_a_repeated_call_is_refused_once_nobody_serves_its_backward() -> None:
+    x, *_ = leaves(X)
+    op = RMSNormFwdOp(N, 1e-5)
+    for _ in range(3):
+        op(x)
+    assert op._repeats.known
+    with (
+        tileops.selection(exclude="example", op="RMSNormBwdOp"),
+        pytest.raises(OpNotAvailableError, match="RMSNormBwdOp"),
+    ):
+        op(x)
+    op(x)
+
+
 # ----------------------------------------------------------------------------------------------------- refusals
 
 

@@ -372,7 +372,7 @@ def test_an_op_notes_a_few_kinds_of_calls_and_serves_all_others(checked: list[st
 def test_an_op_stops_trying_to_note_calls_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     guarded = repeats.guarded
-    monkeypatch.setattr(repeats, "guarded", lambda *given: (tried.append(1), guarded(*given))[1])
+    monkeypatch.setattr(repeats, "guarded", lambda *given, **options: (tried.append(1), guarded(*given, **options))[1])
     op, x = LayerNormFwdOp(64), torch.randn(64, 8).t()
     for _ in range(repeats.ATTEMPTS + 5):
         op(x)

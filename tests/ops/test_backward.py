@@ -146,6 +146,15 @@ def test_bad_input_is_refused_by_a_sentence_that_names_the_argument(op: Any, ten
         op(*tensors)
 
 
+def test_a_gradient_of_other_rows_is_refused_after_many_calls_too() -> None:
+    op = LayerNormBwdOp(N)
+    for n in (4, 3, 4, 2):
+        op(GRAD[:n], X[:n], W)
+    assert op._repeats.known
+    with pytest.raises(InputError, match=r"grad has shape \(2, 6\); it must have \(4, 6\)"):
+        op(GRAD[:2], X, W)
+
+
 @pytest.mark.parametrize("need", [(True,), (True, True, 1), (True,) * 4], ids=str)
 def test_need_says_true_or_false_for_each_gradient(need: Any) -> None:
     with pytest.raises(InputError, match="it must say for each of grad_x, grad_weight, grad_bias True or False"):

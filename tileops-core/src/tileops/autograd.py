@@ -142,6 +142,14 @@ def with_gradient(op: Any, tensors: Sequence[Any], run: Callable[..., Any], *, l
     return _call(op, backward, run, *arguments)
 
 
+def recording(op: Any, tensors: Sequence[Any]) -> Callable[..., Any] | None:
+    """What `with_gradient` ends in for a call, all its arguments given: for calls of equal facts. None for a formula."""
+    if op.backward is None:
+        return None
+    arguments = (*tensors, *[None] * (len(_plan(op.__class__).arguments) - len(tensors)))
+    return functools.partial(_call, op, backward_of(op, arguments), op)
+
+
 def gradient_refusal(op: str) -> InputError:
     """The error of a call whose gradient is wanted, of an op that has no backward."""
     return InputError(

@@ -60,13 +60,19 @@ def needs_dispatcher(tensors: Sequence[Any]) -> bool:
 
 
 def guarded(
-    run: Callable[..., Any], arity: int, tensors: Sequence[Any], sizes: Sizes, on_error: Callable[[Exception], None]
+    run: Callable[..., Any],
+    arity: int,
+    tensors: Sequence[Any],
+    sizes: Sizes,
+    on_error: Callable[[Exception], None],
+    *,
+    recorded: bool = False,
 ) -> Guarded | None:
     """`run` behind a guard, which passes tensors only where a plain call sees no difference to these.
 
     The guard holds what this thread's state is now (modes, transforms, autocast, inference mode), which arguments
     are None, and of each tensor the class, dtype, device, layout, `sizes` and `requires_grad`; later tensors must
-    also be contiguous and aligned, have elements, no tangent, and no wanted gradient.
+    also be contiguous and aligned, have elements and no tangent, and a gradient of them is wanted or not as of these.
 
     Args:
         run: What is called with the tensors, and with None for those of its `arity` arguments that were left out.
@@ -74,6 +80,7 @@ def guarded(
         tensors: The arguments of a call that `run` served.
         sizes: The sizes that later tensors must have.
         on_error: Called with an exception that leaves `run`.
+        recorded: Whether a gradient of these tensors is wanted, and of later ones.
 
     Returns:
         The guarded call; None where these tensors do not pass themselves, or this torch has no such guards.
@@ -90,7 +97,9 @@ def guarded(
                 [None] * tensor.dim() if _strides_vary(axes) else list(tensor.stride()) for _, tensor, axes in known
             ],
         )
-        questions = _questions({name: axes for name, _, axes in known}, any(one.requires_grad for _, one, _ in known))
+        questions = _questions({name: axes for name, _, axes in known})
+        if any(one.requires_grad for _, one, _ in known):
+            questions.insert(0, "is_grad_enabled()" if recorded else "not is_grad_enabled()")
         questions += [f"{name} is None" for name, tensor in given.items() if tensor is None]
         made: dict[str, Any] = {"alike": alike.check, "run": run, "on_error": on_error, **_NAMES}
         exec(_source(list(given), questions, arity), made)  # noqa: S102 - only our own names enter the source
@@ -109,12 +118,11 @@ def _strides_vary(axes: Sequence[int | str | None]) -> bool:
     return any(map(_varies, axes[1:]))
 
 
-def _questions(sizes: Mapping[str, Sequence[int | str | None]], has_parameters: bool) -> list[str]:
+def _questions(sizes: Mapping[str, Sequence[int | str | None]]) -> list[str]:
     """What a guard asks about the tensors of these names and sizes."""
     # Of a nested tensor torch's guards ask for strides that it does not have, and end the process.
     asked = [f"not {name}.is_nested" for name in sizes]
     asked += [f"alike({', '.join(sizes)})", "not function_mode()", "forward_ad._current_level < 0"]
-    asked += ["not is_grad_enabled()"] if has_parameters else []
     asked += [f"{name}.is_contiguous()" for name, axes in sizes.items() if _strides_vary(axes)]
     asked += _equal_sizes(sizes)
     vary = {name for name, axes in sizes.items() if any(map(_varies, axes))}

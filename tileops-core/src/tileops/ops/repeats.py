@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from torch import is_grad_enabled
 
+from tileops.autograd import recording
 from tileops.kernels.kernel_base import Kernel
 from tileops.ops.entries import note_who_ran
 from tileops.ops.signature import arguments_in_order, asked_for
@@ -44,22 +45,24 @@ NO_REPEATS: Final = Repeats({})
 
 
 def with_call(repeats: Repeats, op: Any, tensors: tuple[Any, ...]) -> Repeats:
-    """What an op has noted, and this call, which it has just served.
-
-    Of a call whose gradient is wanted, that is what `autograd.with_gradient` made of it, and it is no repeat.
-    """
-    if is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors):
-        return repeats
+    """What an op has noted, and this call, which it has just served."""
     entries: dict[Any, Any] = op._entries
     if repeats.entries is not entries:
         repeats = Repeats(entries)
     sizes = None if op._is_offered() else op.call_sizes(*tensors)  # a target looks at every size
     if sizes is None or len(repeats.known) == MOST:
         return repeats._replace(left=0)
-    run = _entry_of(op, entries, tensors)
-    call = None if run is None else guarded(run, len(op.argument_names), tensors, sizes, note_who_ran)
+    recorded = is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+    run = recording(op, tensors) if recorded else _entry_of(op, entries, tensors)
+    arity = len(op.argument_names)
+    on_error = _noted_within if recorded else note_who_ran
+    call = None if run is None else guarded(run, arity, tensors, sizes, on_error, recorded=recorded)
     known = repeats.known if call is None else (*repeats.known, (active(), call))
     return Repeats(entries, known, repeats.left - 1)
+
+
+def _noted_within(error: Exception) -> None:
+    """Of a call with its backward: the call within notes who ran."""
 
 
 def _entry_of(op: Any, entries: dict[Any, Any], tensors: tuple[Any, ...]) -> Any:
