@@ -63,7 +63,7 @@ def moved(mode: CommDebugMode) -> dict[str, int]:
 def both_ways(
     ours: Callable[..., Any],
     theirs: Callable[..., Any],
-    divided: list[DTensor],
+    sharded: list[DTensor],
     *,
     rtol: float = 1e-4,
     atol: float = 1e-4,
@@ -73,28 +73,28 @@ def both_ways(
     Returns:
         What moved in each direction, and where results and the first gradient are.
     """
-    whole = [one.full_tensor().detach().double().requires_grad_() for one in divided]
+    whole = [one.full_tensor().detach().double().requires_grad_() for one in sharded]
     with CommDebugMode() as forward:
-        y = ours(*divided)
+        y = ours(*sharded)
     expected = theirs(*whole)
     assert_close(y.full_tensor().double(), expected, rtol=rtol, atol=atol)
     assert y.shape == expected.shape
     grad = drawn(*expected.shape, seed=9)
-    divided_grad = distribute_tensor(grad, y.device_mesh, y.placements)
+    sharded_grad = distribute_tensor(grad, y.device_mesh, y.placements)
     with CommDebugMode() as backward:
-        y.backward(divided_grad)
+        y.backward(sharded_grad)
     expected.backward(grad.double())
-    for own, other in zip(divided, whole):
+    for own, other in zip(sharded, whole):
         assert own.grad is not None
         assert other.grad is not None
         assert own.grad.dtype is own.dtype
         assert_close(own.grad.full_tensor().double(), other.grad, rtol=rtol, atol=atol)
-    assert divided[0].grad is not None
+    assert sharded[0].grad is not None
     return {
         "forward": moved(forward),
         "backward": moved(backward),
         "y": str(y.placements),
-        "grad": str(divided[0].grad.placements),
+        "grad": str(sharded[0].grad.placements),
     }
 
 
@@ -117,8 +117,20 @@ def row_norm(name: str, shape: tuple[int, ...], *placements: str, mesh_of: tuple
     )
 
 
+def sum_and_norm(name: str, placement: str) -> dict[str, int]:
+    op = getattr(tileops, name)()
+    whole = [drawn(5, 4, 6), drawn(5, 4, 6, seed=1), drawn(6, seed=2)]
+    sharded = [placed(one, where).detach() for one, where in zip(whole, (placement, placement, "R"))]
+    with CommDebugMode() as mode:
+        results = op(*sharded)
+    for own, other in zip(results, op(*whole)):
+        assert own.placements == results[0].placements
+        assert_close(own.full_tensor(), other)
+    return moved(mode)
+
+
 def normalised_shapes_in_turn() -> None:
-    """The axis that is divided is a leading one in the first call, and a normalised one in the second."""
+    """The axis that is sharded is a leading one in the first call, and a normalised one in the second."""
     x = placed(drawn(3, 8, 4), "S1")
     for shape in ((4,), (8, 4), (4,)):
         both_ways(
@@ -186,14 +198,14 @@ def modules_that_are_distributed() -> None:
             parameter.copy_(drawn(*parameter.shape, seed=seed))
     model = model.double().to(drawn(1).device)
     plain = copy.deepcopy(model)
-    divided = distribute_module(model, mesh())
+    sharded = distribute_module(model, mesh())
     for seed in range(3):
         whole = drawn(16, 8, seed=seed).double()
-        for one, x in ((plain, whole), (divided, distribute_tensor(whole, mesh(), [Shard(0)]))):
+        for one, x in ((plain, whole), (sharded, distribute_tensor(whole, mesh(), [Shard(0)]))):
             one(x).square().sum().backward()
-    for own, other in zip(divided.parameters(), plain.parameters()):
+    for own, other in zip(sharded.parameters(), plain.parameters()):
         assert_close(own.grad.full_tensor(), other.grad, rtol=1e-4, atol=1e-4)
-    for own, other in zip(divided.buffers(), plain.buffers()):
+    for own, other in zip(sharded.buffers(), plain.buffers()):
         assert_close(own.full_tensor(), other, rtol=1e-4, atol=1e-4)
 
 
@@ -279,13 +291,13 @@ def training(how: str) -> None:
 
 
 def sequence_parallel() -> None:
-    """A norm whose input is divided along the sequence, its weights by torch's own style."""
+    """A norm whose input is sharded along the sequence, its weights by torch's own style."""
     from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
     norm = tileops.nn.LayerNorm(8).to(drawn(1).device)
-    divided = parallelize_module(copy.deepcopy(norm), mesh(), SequenceParallel())
+    sharded = parallelize_module(copy.deepcopy(norm), mesh(), SequenceParallel())
     x = drawn(2, 8, 8)
-    y = divided(distribute_tensor(x, mesh(), [Shard(1)]))
+    y = sharded(distribute_tensor(x, mesh(), [Shard(1)]))
     assert y.placements == (Shard(1),)
     assert_close(y.full_tensor(), norm(x))
 
@@ -302,7 +314,7 @@ def refused(what: str) -> str:
         "another mesh": lambda: functional.layer_norm(
             x, (CHANNELS,), placed(w, "R", "R", on=mesh(1, dist.get_world_size()))
         ),
-        "divided statistics": lambda: functional.batch_norm(
+        "sharded statistics": lambda: functional.batch_norm(
             x, *(placed(w, "S0").detach() for _ in "mv"), training=True
         ),
         "one value": lambda: functional.batch_norm(placed(drawn(1, CHANNELS), "S0"), None, None, training=True),

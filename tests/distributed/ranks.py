@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -70,7 +71,7 @@ class Ranks:
 
 def serve(connection: Connection, rank: int, world: int, backend: str, store: str) -> None:
     """Answer one request after another."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"  # they need no network
     import on_ranks
     import torch
     import torch.distributed

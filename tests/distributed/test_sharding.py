@@ -25,7 +25,7 @@ def test_rows_stay_where_they_are_forward_and_backward(ranks: Ranks, name: str, 
 
 
 @pytest.mark.parametrize("name", ROW_NORMS)
-def test_rows_that_are_divided_themselves_are_gathered_once(ranks: Ranks, name: str) -> None:
+def test_rows_that_are_sharded_themselves_are_gathered_once(ranks: Ranks, name: str) -> None:
     for moved in ranks.run("row_norm", name, (3, 4, 8), "S2"):
         assert moved["forward"] == {"all_gather": 1}
 
@@ -36,11 +36,17 @@ def test_a_pending_sum_is_carried_out_by_a_scatter_over_the_rows(ranks: Ranks, n
         assert moved["forward"] == {"reduce_scatter": 1}
 
 
+@pytest.mark.parametrize("name", ["FusedAddLayerNormFwdOp", "FusedAddRMSNormFwdOp"])
+def test_a_residual_is_sharded_as_x_is(ranks: Ranks, name: str) -> None:
+    assert ranks.run("sum_and_norm", name, "S1") == [NOTHING] * ranks.world
+    assert ranks.run("sum_and_norm", name, "S2") == [{"all_gather": 2}] * ranks.world
+
+
 def test_the_normalised_shape_says_which_axes_are_rows(ranks: Ranks) -> None:
     ranks.run("normalised_shapes_in_turn")
 
 
-def test_calls_without_gradients_and_in_inference_mode_are_divided_too(ranks: Ranks) -> None:
+def test_calls_without_gradients_and_in_inference_mode_are_sharded_too(ranks: Ranks) -> None:
     ranks.run("row_norm_without_gradients")
 
 
@@ -56,7 +62,7 @@ def test_a_mesh_may_have_two_axes(ranks: Ranks, name: str, placements: tuple[str
 
 
 @pytest.mark.parametrize("shape", [(16, 4), (7, 4, 5), (2, 4, 3, 5), (2, 4)], ids=str)
-def test_a_divided_batch_has_the_statistics_of_all_of_it(ranks: Ranks, shape: Any) -> None:
+def test_a_sharded_batch_has_the_statistics_of_all_of_it(ranks: Ranks, shape: Any) -> None:
     for moved in ranks.run("batch_norm", shape, "S0"):
         assert (moved["forward"], moved["backward"]) == ({"all_gather": 1}, {"all_reduce": 1})
         assert moved["y"] == moved["grad"] == "(Shard(dim=0),)"
@@ -91,7 +97,7 @@ def test_an_empty_batch_leaves_the_running_statistics(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("what", ["layer", "batch"])
-def test_compiled_calls_on_divided_tensors_do_what_eager_ones_do(ranks: Ranks, what: str, backend: str) -> None:
+def test_compiled_calls_on_sharded_tensors_do_what_eager_ones_do(ranks: Ranks, what: str, backend: str) -> None:
     ranks.run("compiled", backend, what)
 
 
@@ -99,7 +105,7 @@ def test_modules_with_parameters_on_every_process_train_as_on_one(ranks: Ranks) 
     ranks.run("modules_that_are_distributed")
 
 
-def test_a_norm_is_divided_along_the_sequence_by_torchs_own_style(ranks: Ranks) -> None:
+def test_a_norm_is_sharded_along_the_sequence_by_torchs_own_style(ranks: Ranks) -> None:
     ranks.run("sequence_parallel")
 
 
@@ -117,7 +123,7 @@ def test_a_model_with_our_norms_trains_as_with_torchs(ranks: Ranks, how: str) ->
         ("plain weight", "weight is a plain tensor and x a DTensor; place both on one mesh: distribute_tensor(weight"),
         ("plain x", "x is a plain tensor and weight a DTensor; place both on one mesh: distribute_tensor(x, mesh)"),
         ("another mesh", "; place both on one mesh"),
-        ("divided statistics", "running_mean is written, and placed as (Shard(dim=0),); every process must hold all"),
+        ("sharded statistics", "running_mean is written, and placed as (Shard(dim=0),); every process must hold all"),
         ("one value", "x has shape (1, 4): one value per channel, which has no variance"),
         ("another shape", "weight has shape (3,); it must have (4,)"),
     ],

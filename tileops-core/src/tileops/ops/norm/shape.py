@@ -69,11 +69,18 @@ class NormalisesRows:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _all_but_last(op: Any, count: int) -> range:
+    del op
+    return range(count - 1)
+
+
 class AddsResidual:
     """What the ops share that add a residual and normalise the sum over the last axis.
 
     They take x, a residual of its shape, and parameters of the size of that axis. An op names it before `Op`.
     """
+
+    sharding: ClassVar[ShardingRule | None] = ShardByShard(_all_but_last, sharded=("x", "residual"))
 
     def check(self, x: Tensor, residual: Tensor, *beside: Tensor | None) -> None:
         """Refuse arguments that do not fit."""
