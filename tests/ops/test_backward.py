@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from hypothesis import given
+from hypothesis import strategies as st
 from tileops import BatchNormBwdOp, InputError, LayerNormBwdOp, RMSNormBwdOp
 from tileops.kernels.batch_norm import BatchNormBwdInfer, BatchNormBwdTrain
 from tileops.kernels.kernel_base import KernelInterface
-from tileops.kernels.layer_norm import LayerNormBwd
+from tileops.kernels.layer_norm import LayerNormBwd, LayerNormBwdCall
 from tileops.kernels.rms_norm import RMSNormBwd
+from tileops.kernels.row_backward_plan import held_backward_plan, longest_held_backward_row
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("backends")
@@ -170,18 +173,58 @@ def test_an_in_tree_kernel_serves_every_sample_on_a_gpu(interface: type[KernelIn
 
 def test_the_reference_kernels_compute_what_their_interfaces_promise(close: Any) -> None:
     """Run on the CPU, which they do not serve: they are plain torch."""
-    for op in (LayerNormBwdOp, RMSNormBwdOp, BatchNormBwdOp):
-        for kernel in op.kernel_types.values():
-            (interface,) = (one for one in op.interfaces.values() if issubclass(kernel, one))
-            calls = [one for one in interface.sample_calls(CPU) if getattr(one, "spatial", 1) * one.n <= 1 << 10]
-            for seed, call in enumerate(calls[:12]):
-                tensors = interface.sample_tensors(call, torch.Generator().manual_seed(seed))
-                wide = [None if one is None else one.double() for one in tensors]
-                results = kernel.entry_for(call)[1]()(*tensors)
-                dtypes = (call.dtype, call.weight_dtype, getattr(call, "bias_dtype", None))
-                for result, right, dtype in zip(results, interface.reference(call, *wide), dtypes):
-                    assert (result is None) == (right is None)
-                    if result is not None:
-                        assert result.dtype is dtype
-                        relative, absolute = interface.tolerance(dtype)
-                        torch.testing.assert_close(result.double(), right, rtol=relative, atol=absolute)
+    for kernel in BatchNormBwdOp.kernel_types.values():
+        (interface,) = (one for one in BatchNormBwdOp.interfaces.values() if issubclass(kernel, one))
+        calls = [one for one in interface.sample_calls(CPU) if one.spatial * one.n <= 1 << 10]
+        for seed, call in enumerate(calls[:12]):
+            tensors = interface.sample_tensors(call, torch.Generator().manual_seed(seed))
+            wide = [None if one is None else one.double() for one in tensors]
+            results = kernel.entry_for(call)[1]()(*tensors)
+            dtypes = (call.dtype, call.weight_dtype, call.bias_dtype)
+            for result, right, dtype in zip(results, interface.reference(call, *wide), dtypes):
+                assert (result is None) == (right is None)
+                if result is not None:
+                    assert result.dtype is dtype
+                    relative, absolute = interface.tolerance(dtype)
+                    torch.testing.assert_close(result.double(), right, rtol=relative, atol=absolute)
+
+
+@pytest.mark.parametrize("op", [LayerNormBwdOp, RMSNormBwdOp])
+@pytest.mark.parametrize(("n", "key"), [(1, "held_row"), (16384, "held_row"), (65536, "streamed_row")])
+def test_a_row_is_held_while_a_block_can_keep_it_and_its_sums(op: Any, n: int, key: str) -> None:
+    ((name, interface),) = op.interfaces.items()
+    call = interface.request(torch.device("cuda", 0), n, torch.bfloat16, 1e-5)
+    for board in ("a100", "h200"):
+        assert op.selection(name, call.on(board)).key == key
+
+
+def test_a_refusal_to_hold_a_row_says_what_is_held() -> None:
+    call = LayerNormBwdCall(torch.device("cuda", 0), 65536, torch.bfloat16).on("h200")
+    assert LayerNormBwdOp.kernel_types["held_row"].refusal(call) == (
+        "row of 65536 elements; with 2 sums over rows, 232448 bytes of shared memory serve up to 16384 of bfloat16 "
+        "at its alignment"
+    )
+
+
+@given(
+    st.integers(1, 1 << 17),
+    st.sampled_from([torch.float16, torch.float32]),
+    st.sampled_from([None, torch.float32]),
+    st.integers(0, 2),
+    st.sampled_from([49152, 101376, 232448]),
+)
+def test_threads_that_hold_a_row_cover_it_and_fit_a_block(
+    n: int, dtype: torch.dtype, weight_dtype: torch.dtype | None, sums: int, smem_budget: int
+) -> None:
+    plan = held_backward_plan(n, dtype, weight_dtype, sums, smem_budget)
+    longest = longest_held_backward_row(n, dtype, sums, smem_budget)
+    if plan is None:
+        assert n > longest
+        return
+    row = plan.row
+    assert n <= longest
+    assert row.lanes * row.elements >= n > row.lanes * (row.elements - row.vector)
+    assert row.lanes % 32 == 0 or 32 % row.lanes == 0
+    assert 32 <= row.threads <= 512
+    # A warp of a row holds a part of it: none divides by nothing.
+    assert row.lanes <= 32 or row.vectors > row.lanes - 32

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
@@ -13,9 +15,17 @@ from tileops.kernels.batch_norm import BatchNormInferCall, BatchNormTrainCall
 from tileops.kernels.fused_add_layer_norm import FusedAddLayerNormCall
 from tileops.kernels.fused_add_rms_norm import FusedAddRMSNormCall
 from tileops.kernels.kernel_base import kernels_of
-from tileops.kernels.layer_norm import LayerNormCall
-from tileops.kernels.rms_norm import RMSNormCall
-from tileops.norm import BatchNormFwdOp, FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+from tileops.kernels.layer_norm import LayerNormBwdCall, LayerNormCall
+from tileops.kernels.rms_norm import RMSNormBwdCall, RMSNormCall
+from tileops.norm import (
+    BatchNormFwdOp,
+    FusedAddLayerNormFwdOp,
+    FusedAddRMSNormFwdOp,
+    LayerNormBwdOp,
+    LayerNormFwdOp,
+    RMSNormBwdOp,
+    RMSNormFwdOp,
+)
 
 CUDA = torch.device("cuda", 0)
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -38,9 +48,14 @@ pytestmark = [
 # One call for every implementation: an entry builds all programs that it may launch.
 CALLS = [
     (LayerNormFwdOp, "layer_norm", "held_row", LayerNormCall(CUDA, 4096, BRAIN, weight_dtype=BRAIN, bias_dtype=None)),
-    (LayerNormFwdOp, "layer_norm", "streamed_row", LayerNormCall(CUDA, 200_003, HALF)),
+    (LayerNormFwdOp, "layer_norm", "streamed_row", LayerNormCall(CUDA, 50_001, SINGLE)),
+    (LayerNormBwdOp, "layer_norm_bwd", "held_row", LayerNormBwdCall(CUDA, 4096, BRAIN, bias_dtype=BRAIN)),
+    (LayerNormBwdOp, "layer_norm_bwd", "streamed_row", LayerNormBwdCall(CUDA, 50_001, SINGLE)),
     (RMSNormFwdOp, "rms_norm", "held_row", RMSNormCall(CUDA, 128, HALF, 1e-6)),
     (RMSNormFwdOp, "rms_norm", "streamed_row", RMSNormCall(CUDA, 1 << 18, SINGLE, 1e-6)),
+    (RMSNormBwdOp, "rms_norm_bwd", "held_row", RMSNormBwdCall(CUDA, 128, HALF, 1e-6, need=(True, False))),
+    (RMSNormBwdOp, "rms_norm_bwd", "held_row", RMSNormBwdCall(CUDA, 3000, SINGLE, 1e-6)),
+    (RMSNormBwdOp, "rms_norm_bwd", "streamed_row", RMSNormBwdCall(CUDA, 1 << 16, BRAIN, 1e-6, need=(True, False))),
     (FusedAddLayerNormFwdOp, "fused_add_layer_norm", "held_row", FusedAddLayerNormCall(CUDA, 4096, BRAIN, 1e-6, BRAIN)),
     (FusedAddLayerNormFwdOp, "fused_add_layer_norm", "streamed_row", FusedAddLayerNormCall(CUDA, 200_003, HALF)),
     (FusedAddRMSNormFwdOp, "fused_add_rms_norm", "held_row", FusedAddRMSNormCall(CUDA, 4096, BRAIN, 1e-6, BRAIN)),
@@ -70,21 +85,43 @@ def test_a_kernel_for_an_h200_is_selected_and_compiles(op, interface, key, call)
 
 def test_every_in_tree_kernel_has_a_call_here():
     compiled = {(op, key) for op, _, key, _ in CALLS}
-    ops = (LayerNormFwdOp, RMSNormFwdOp, FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp, BatchNormFwdOp)
+    forward = (LayerNormFwdOp, RMSNormFwdOp, FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp, BatchNormFwdOp)
+    ops = (*forward, LayerNormBwdOp, RMSNormBwdOp)
     declared = {(op, key) for op in ops for key in op.kernel_types}
     assert compiled == declared
 
 
+OTHER_BOARDS = [
+    (LayerNormFwdOp, "layer_norm", LayerNormCall(CUDA, 1024, HALF)),
+    (LayerNormBwdOp, "layer_norm_bwd", LayerNormBwdCall(CUDA, 1024, HALF)),
+    (FusedAddLayerNormFwdOp, "fused_add_layer_norm", FusedAddLayerNormCall(CUDA, 1024, HALF)),
+]
+
+
 @pytest.mark.parametrize("board", ["a100", "rtx5090"])
 @pytest.mark.parametrize(
-    ("op", "interface", "call"),
-    [
-        (LayerNormFwdOp, "layer_norm", LayerNormCall(CUDA, 1024, HALF)),
-        (FusedAddLayerNormFwdOp, "fused_add_layer_norm", FusedAddLayerNormCall(CUDA, 1024, HALF)),
-    ],
-    ids=["layer_norm", "fused_add_layer_norm"],
+    ("op", "interface", "call"), OTHER_BOARDS, ids=["layer_norm", "layer_norm_bwd", "fused_add_layer_norm"]
 )
 def test_kernels_for_other_boards_compile(op, interface, call, board):
     stated = call.on(board)
     _, factory = op.kernel_types[op.selection(interface, stated).key].entry_for(stated)
     assert kernels_of(factory())
+
+
+def test_threads_trace_programs_one_at_a_time():
+    from tileops.kernels.shared_program import traced
+
+    inside = 0
+    seen = list[int]()
+
+    def trace(function):
+        nonlocal inside
+        inside += 1
+        time.sleep(0.001)
+        seen.append(inside)
+        inside -= 1
+        return function
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: traced(trace)(len), range(32)))
+    assert seen == [1] * 32

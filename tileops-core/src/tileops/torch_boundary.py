@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import is_tensor_like  # pyright: ignore[reportUnknownVariableType]
 
 from tileops.autograd import with_gradient
 from tileops.errors import DeclarationError, InputError
-from tileops.torch_ops import declare, owner_of
+from tileops.torch_ops import declare, owner_of, serve_dtensors
 from tileops.torch_schema import Route, TorchOp, from_torch
 
 __all__ = [
@@ -44,6 +45,8 @@ def call_through(op: Any, tensors: Sequence[Any]) -> Any:
             "class another name"
         )
     torch_op = getattr(torch.ops.tileops, route.name).default
+    if not is_dynamo_compiling():
+        serve_dtensors(route.name)
     absent = [None] * (len(route.arguments) - len(tensors))
     arguments = [*tensors, *absent, *[getattr(op, name) for name in route.parameters]]
     results = torch_op(*arguments) if op.target is None else torch_op(*arguments, op.target)

@@ -25,6 +25,7 @@ from tileops.autograd import tangent_refusal, with_gradient
 from tileops.backend.loading import load
 from tileops.catalogue import IN_TREE_OPS, find_op
 from tileops.errors import DeclarationError, InputError
+from tileops.sharding import dtensor_class, run_sharded
 from tileops.torch_guards import PLAIN
 from tileops.torch_schema import Route, from_torch, op_with, route_of, schema_of, to_torch, torch_op_name
 
@@ -45,6 +46,7 @@ _library: Final = torch.library.Library("tileops", "FRAGMENT")
 _lock = threading.RLock()  # not Final: a forked child gets a new one
 _schemas: Final[dict[str, str]] = {}
 _owners: Final[dict[str, Any]] = {}
+_sharded: Final[set[str]] = set()
 
 
 def _after_fork_in_child() -> None:
@@ -149,8 +151,38 @@ def _meta(name: str, *given: Any) -> Any:
     return to_torch(route, op.empty_results(*given[: len(route.arguments)]))
 
 
+def serve_dtensors(name: str) -> None:
+    """Register the rule of the torch op's class for DTensors, once, where this process uses them.
+
+    Every call asks that torch must see: it may be the first since the process does.
+    """
+    dtensor = dtensor_class()
+    if dtensor is None or name in _sharded or _owners[name].sharding is None:
+        return
+    with _lock:
+        for defined in () if name in _sharded else (name, f"_{name}"):
+            rule = partial(_run_sharded, name)
+            torch.library.register_torch_dispatch(f"tileops::{defined}", dtensor, rule, lib=_library)
+        _sharded.add(name)
+
+
+def _run_sharded(name: str, dtensor: Any, torch_op: Any, types: Any, given: Sequence[Any], named: Any) -> Any:
+    """The call on DTensors. Torch gives it the class, the torch op and its arguments."""
+    del types, named
+    route, op = _rebuilt(name, given)
+    count = len(route.arguments)
+
+    def run(*tensors: Any) -> Sequence[Any]:
+        results = from_torch(route, op, tensors, torch_op(*tensors, *given[count:]))
+        return results if route.results > 1 else (results,)
+
+    results = run_sharded(op, dtensor, given[:count], run)
+    return to_torch(route, results if route.results > 1 else results[0])
+
+
 def _autograd(name: str, keys: Any, *given: Any) -> Any:
     """Record the call where a gradient is wanted; refuse a tangent, which would be lost; go on below autograd."""
+    serve_dtensors(name)
     cls = _owners[name]
     present = [one for one in given[: len(_named(cls, name).arguments)] if one is not None]
     if _forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(one).tangent is not None for one in present):

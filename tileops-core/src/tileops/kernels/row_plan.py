@@ -48,7 +48,7 @@ class RowPlan:
         n: Elements of the row.
         vector: Elements of one access; divides `n`.
         words: 32-bit registers that one vector takes.
-        lanes: Threads of one row, a power of two.
+        lanes: Threads of one row: a power of two, or whole warps in a backward.
         rows_per_block: Rows of one block.
     """
 

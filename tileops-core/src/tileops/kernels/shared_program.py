@@ -8,6 +8,8 @@ that took part ends with the same bits.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +25,7 @@ __all__ = [
     "block_sum",
     "compile_program",
     "compile_sized_program",
+    "elements_of_group",
     "from_origin",
     "group_merge_moments",
     "group_sum",
@@ -38,6 +41,7 @@ __all__ = [
     "store_row_at",
     "take_origin",
     "tilelang_dtype",
+    "traced",
     "vector_elements",
 ]
 
@@ -53,6 +57,32 @@ _PASSES = {
     # Each shared buffer keeps its own memory: reuse would cost a barrier to save a few bytes.
     "tl.disable_shared_memory_reuse": True,
 }
+
+
+_tracing = threading.Lock()  # not Final: a forked child gets a new one
+
+
+def _renew_lock() -> None:
+    global _tracing  # noqa: PLW0603 - nobody in the child can release the parent's lock
+    _tracing = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def traced(decorator: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`decorator`, which is `T.prim_func` or `T.macro`, in one thread at a time; for functions made at a build.
+
+    TileLang parses the function's text, and CPython 3.11 counts how deep a parser is for all threads together. Where
+    a garbage collection lets a second thread parse in between, that is "AST constructor recursion depth mismatch".
+    """
+
+    def decorate(function: Any) -> Any:
+        with _tracing:
+            return decorator(function)
+
+    return decorate
 
 
 def compile_program(prim_func: Any, arch: int) -> Callable[..., Any]:
@@ -261,12 +291,18 @@ def store_row_at(y, row, column, held, first, vector: int):
 def take_origin(origin, x, residual, row, vector: int, dtype: torch.dtype):
     """`origin` (float32, local, 1) becomes the first value of row `row` of x + residual in float32, else 0.
 
-    The load is a vector's: TileLang fails to lower a scalar load at an index that is a multiple of 2**15.
+    TileLang fails to lower a scalar load whose index is plainly a multiple of a number that 16 bits would hold as
+    negative, such as n = 2**15 or 50001: the load is a vector's, or at an index that is not plainly one.
     """
     first = T.alloc_local((vector,), tilelang_dtype(dtype))
+    start = T.alloc_local((1,), "int32")
     origin[0] = 0.0
     if dtype is torch.float32:
-        load_row_at(first, 0, x, residual, row, 0, vector)
+        if vector > 1:
+            load_row_at(first, 0, x, residual, row, 0, vector)
+        else:
+            start[0] = 0
+            load_row_at(first, 0, x, residual, row, start[0], vector)
         origin[0] = first[0]
 
 
@@ -286,6 +322,17 @@ def from_origin(value: Any, origin: Any, dtype: torch.dtype) -> Any:
     """
     value = T.cast(value, "float32")
     return value - origin if dtype is torch.float32 else value
+
+
+def elements_of_group(plan: RowPlan, lane: Any) -> Any:
+    """How many elements the warp of `lane` holds (float32), or the lane group where it is a whole row."""
+    if plan.lanes <= WARP:
+        return T.float32(plan.n)
+    vectors = plan.vectors // plan.lanes * WARP
+    beyond = plan.vectors % plan.lanes
+    if beyond:
+        vectors = vectors + T.max(0, T.min(WARP, beyond - lane // WARP * WARP))
+    return T.cast(vectors * plan.vector, "float32")
 
 
 def _butterfly(lanes: int) -> list[int]:

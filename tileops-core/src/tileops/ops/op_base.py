@@ -44,6 +44,7 @@ from tileops.ops.target_kernels import (
 )
 from tileops.record import key_of
 from tileops.scopes import NO_SCOPE, Scope, active, in_effect, opening
+from tileops.sharding import ShardingRule
 from tileops.torch_boundary import (
     TorchOp,
     call_through,
@@ -127,6 +128,9 @@ class Op:
 
     backward: ClassVar[type[Op] | None] = None
     """The op class whose calls give the gradients of this op's; None where it has none. A `BackwardOp`."""
+
+    sharding: ClassVar[ShardingRule | None] = None
+    """How the op runs on DTensors; None where it does not, which torch says."""
 
     _routes: ClassVar[tuple[Route, ...]] = ()
     _entries: ClassVar[dict[Any, Any]] = {}

@@ -12,7 +12,7 @@ import tilelang.language as T
 import torch
 
 from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, read_affine
-from tileops.kernels.shared_program import compile_program, tilelang_dtype
+from tileops.kernels.shared_program import compile_program, tilelang_dtype, traced
 
 __all__ = ["column_map_program", "run_map_program"]
 
@@ -37,7 +37,7 @@ def run_map_program(
     tile = threads * unroll
     runs = T.dynamic("runs", "int64")
 
-    @T.prim_func
+    @traced(T.prim_func)
     def main(
         x: T.Tensor((runs, spatial), element),
         running_mean: T.Tensor((c,), FLOAT32),
@@ -107,7 +107,7 @@ def column_map_program(
     tiles = -(-vectors // across)
     rows = T.dynamic("rows", "int64")
 
-    @T.prim_func
+    @traced(T.prim_func)
     def main(
         x: T.Tensor((rows, c * run), element),
         running_mean: T.Tensor((c,), FLOAT32),

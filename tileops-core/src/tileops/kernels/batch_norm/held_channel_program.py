@@ -33,6 +33,7 @@ from tileops.kernels.shared_program import (
     merge_moments,
     sized_block_sum,
     tilelang_dtype,
+    traced,
 )
 
 __all__ = ["held_channel_program"]
@@ -152,7 +153,7 @@ def held_channel_program(
     n = T.dynamic("n")
     warps = block_warps(T.ceildiv(n * run_vectors, blocks), held_steps, fill_warps, most_warps)
 
-    @T.prim_func
+    @traced(T.prim_func)
     def main(
         x: T.Tensor((n, c, spatial), element),
         running_mean: T.Tensor((c,), FLOAT32),

@@ -28,7 +28,7 @@ from tileops.kernels.batch_norm.statistics_program import (
     read_affine,
     read_running,
 )
-from tileops.kernels.shared_program import WARP, compile_sized_program, tilelang_dtype
+from tileops.kernels.shared_program import WARP, compile_sized_program, tilelang_dtype, traced
 
 __all__ = ["held_column_program"]
 
@@ -62,7 +62,7 @@ def held_column_program(
     rows = T.dynamic("rows")
     warps = block_warps(T.ceildiv(rows, steps) * across * steps, steps, fill_warps, most_warps)
 
-    @T.prim_func
+    @traced(T.prim_func)
     def main(
         x: T.Tensor((rows, c * run), element),
         running_mean: T.Tensor((c,), FLOAT32),

@@ -23,7 +23,14 @@ from tileops.kernels.batch_norm.statistics_program import (
     read_running,
     store_held,
 )
-from tileops.kernels.shared_program import WARP, block_merge_moments, compile_program, merge_moments, tilelang_dtype
+from tileops.kernels.shared_program import (
+    WARP,
+    block_merge_moments,
+    compile_program,
+    merge_moments,
+    tilelang_dtype,
+    traced,
+)
 
 __all__ = ["split_apply_program", "split_moments_program"]
 
@@ -66,7 +73,7 @@ def split_moments_program(
     n = T.dynamic("n")
     parts = T.dynamic("parts")
 
-    @T.prim_func
+    @traced(T.prim_func)
     def main(x: T.Tensor((n, c, spatial), element), partials: T.Tensor((2, c, parts), FLOAT32), chunks: T.int32):
         with T.Kernel(parts * c, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
@@ -120,7 +127,7 @@ def split_apply_program(
     n = T.dynamic("n")
     parts = T.dynamic("parts")
 
-    @T.prim_func
+    @traced(T.prim_func)
     def main(
         x: T.Tensor((n, c, spatial), element),
         partials: T.Tensor((2, c, parts), FLOAT32),

@@ -22,7 +22,7 @@ from tileops.kernels.batch_norm.column_program import (
     write_rows,
 )
 from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, read_affine, read_running
-from tileops.kernels.shared_program import WARP, compile_program, merge_moments, tilelang_dtype
+from tileops.kernels.shared_program import WARP, compile_program, merge_moments, tilelang_dtype, traced
 
 __all__ = ["split_column_apply_program", "split_column_moments_program"]
 
@@ -51,7 +51,7 @@ def split_column_moments_program(
     rows = T.dynamic("rows", "int64")
     parts = T.dynamic("parts")
 
-    @T.prim_func
+    @traced(T.prim_func)
     def main(x: T.Tensor((rows, c * run), element), partials: T.Tensor((2, parts, c), FLOAT32), chunks: T.int32):
         with T.Kernel(parts * tiles, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
@@ -146,7 +146,7 @@ def split_column_apply_program(
     rows = T.dynamic("rows", "int64")
     parts = T.dynamic("parts")
 
-    @T.prim_func
+    @traced(T.prim_func)
     def main(
         x: T.Tensor((rows, c * run), element),
         partials: T.Tensor((2, parts, c), FLOAT32),

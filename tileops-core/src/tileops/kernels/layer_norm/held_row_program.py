@@ -9,6 +9,7 @@ import torch
 from tileops.kernels.row_plan import RowPlan
 from tileops.kernels.shared_program import (
     WARP,
+    elements_of_group,
     from_origin,
     group_sum,
     keep_packed,
@@ -20,6 +21,7 @@ from tileops.kernels.shared_program import (
     store_row_at,
     take_origin,
     tilelang_dtype,
+    traced,
 )
 
 
@@ -53,7 +55,7 @@ def layer_norm_held_row(
     group = min(plan.lanes, WARP)
     rows = T.dynamic("rows")
 
-    @T.macro
+    @traced(T.macro)
     def normalise_rows(x, residual, weight, bias, y, summed):
         """`summed` is x itself where the residual is None."""
         with T.Kernel(T.ceildiv(rows, plan.rows_per_block), threads=plan.threads) as block:
@@ -96,7 +98,7 @@ def layer_norm_held_row(
                 total[0] = total[0] + partial[j]
             keep_packed(held, plan)
             group_sum(total, 1, group)
-            moments[0] = _elements_of_group(plan, lane)
+            moments[0] = elements_of_group(plan, lane)
             moments[1] = total[0] / moments[0]
 
             # Squared deviations from that mean.
@@ -139,7 +141,7 @@ def layer_norm_held_row(
 
     if adds_residual:
 
-        @T.prim_func
+        @traced(T.prim_func)
         def fused_add_layer_norm_held_row(
             x: T.Tensor((rows, n), held_type),
             residual: T.Tensor((rows, n), held_type),
@@ -152,7 +154,7 @@ def layer_norm_held_row(
 
         return fused_add_layer_norm_held_row
 
-    @T.prim_func
+    @traced(T.prim_func)
     def layer_norm_held_row(
         x: T.Tensor((rows, n), held_type),
         weight: T.Tensor((n,), weight_type),
@@ -162,14 +164,3 @@ def layer_norm_held_row(
         normalise_rows(x, None, weight, bias, y, x)
 
     return layer_norm_held_row
-
-
-def _elements_of_group(plan: RowPlan, lane: Any) -> Any:
-    """How many elements the warp of `lane` holds (float32), or the lane group where it is a whole row."""
-    if plan.lanes <= WARP:
-        return T.float32(plan.n)
-    vectors = plan.vectors // plan.lanes * WARP
-    beyond = plan.vectors % plan.lanes
-    if beyond:
-        vectors = vectors + T.max(0, T.min(WARP, beyond - lane // WARP * WARP))
-    return T.cast(vectors * plan.vector, "float32")

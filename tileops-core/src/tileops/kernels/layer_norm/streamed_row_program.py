@@ -17,6 +17,7 @@ from tileops.kernels.shared_program import (
     store_row_at,
     take_origin,
     tilelang_dtype,
+    traced,
 )
 
 
@@ -47,7 +48,7 @@ def layer_norm_streamed_row(
     blocks_per_sm = plan.streaming_blocks_per_sm
     rows = T.dynamic("rows")
 
-    @T.macro
+    @traced(T.macro)
     def accumulate(moments, held, count, origin):
         """Merge the moments of `held[:count]`."""
         total = T.alloc_local((2,), "float32")
@@ -61,7 +62,7 @@ def layer_norm_streamed_row(
             total[1] = total[1] + deviation * deviation
         merge_moments(moments, T.float32(count), mean, total[1])
 
-    @T.macro
+    @traced(T.macro)
     def write(y, row, column, held, first, origin, mean, inverse_deviation, weight, bias):
         """Write the vector of row `row` at `column`, held from `held[first]` on."""
         scale = T.alloc_local((vector,), weight_type)
@@ -80,7 +81,7 @@ def layer_norm_streamed_row(
             result[j] = T.cast(value, held_type)
         store_row_at(y, row, column, result, 0, vector)
 
-    @T.macro
+    @traced(T.macro)
     def normalise_rows(x, residual, weight, bias, y, summed):
         """`summed` is x itself where the residual is None."""
         with T.Kernel(rows, threads=plan.threads) as row:
@@ -126,7 +127,7 @@ def layer_norm_streamed_row(
 
     if adds_residual:
 
-        @T.prim_func
+        @traced(T.prim_func)
         def fused_add_layer_norm_streamed_row(
             x: T.Tensor((rows, n), held_type),
             residual: T.Tensor((rows, n), held_type),
@@ -139,7 +140,7 @@ def layer_norm_streamed_row(
 
         return fused_add_layer_norm_streamed_row
 
-    @T.prim_func
+    @traced(T.prim_func)
     def layer_norm_streamed_row(
         x: T.Tensor((rows, n), held_type),
         weight: T.Tensor((n,), weight_type),

@@ -18,6 +18,7 @@ from tileops.kernels.shared_program import (
     store_row,
     store_row_at,
     tilelang_dtype,
+    traced,
 )
 
 
@@ -40,7 +41,7 @@ def rms_norm_held_row(
     blocks_per_sm = plan.blocks_per_sm(residual_registers + (weight_registers if weight_early else 0))
     rows = T.dynamic("rows")
 
-    @T.macro
+    @traced(T.macro)
     def normalise_rows(x, residual, weight, y, summed):
         """`summed` is x itself where the residual is None."""
         with T.Kernel(T.ceildiv(rows, plan.rows_per_block), threads=plan.threads) as block:
@@ -99,7 +100,7 @@ def rms_norm_held_row(
 
     if adds_residual:
 
-        @T.prim_func
+        @traced(T.prim_func)
         def fused_add_rms_norm_held_row(
             x: T.Tensor((rows, n), held_type),
             residual: T.Tensor((rows, n), held_type),
@@ -111,7 +112,7 @@ def rms_norm_held_row(
 
         return fused_add_rms_norm_held_row
 
-    @T.prim_func
+    @traced(T.prim_func)
     def rms_norm_held_row(
         x: T.Tensor((rows, n), held_type),
         weight: T.Tensor((n,), weight_type),

@@ -14,6 +14,7 @@ from tileops.kernels.shared_program import (
     load_row_at,
     store_row_at,
     tilelang_dtype,
+    traced,
 )
 
 
@@ -37,14 +38,14 @@ def rms_norm_streamed_row(
     blocks_per_sm = plan.streaming_blocks_per_sm
     rows = T.dynamic("rows")
 
-    @T.macro
+    @traced(T.macro)
     def accumulate(partial, held, count):
         """Add the squares of `held[:count]`: one partial sum for each element of a vector."""
         for i in T.unroll(count):
             value = T.cast(held[i], "float32")
             partial[i % vector] = partial[i % vector] + value * value
 
-    @T.macro
+    @traced(T.macro)
     def write(y, row, column, held, first, scale_of_row, weight):
         """Write the vector of row `row` at `column`, held from `held[first]` on."""
         scale = T.alloc_local((vector,), weight_type)
@@ -58,7 +59,7 @@ def rms_norm_streamed_row(
             result[j] = T.cast(value, held_type)
         store_row_at(y, row, column, result, 0, vector)
 
-    @T.macro
+    @traced(T.macro)
     def normalise_rows(x, residual, weight, y, summed):
         """`summed` is x itself where the residual is None."""
         with T.Kernel(rows, threads=plan.threads) as row:
@@ -105,7 +106,7 @@ def rms_norm_streamed_row(
 
     if adds_residual:
 
-        @T.prim_func
+        @traced(T.prim_func)
         def fused_add_rms_norm_streamed_row(
             x: T.Tensor((rows, n), held_type),
             residual: T.Tensor((rows, n), held_type),
@@ -117,7 +118,7 @@ def rms_norm_streamed_row(
 
         return fused_add_rms_norm_streamed_row
 
-    @T.prim_func
+    @traced(T.prim_func)
     def rms_norm_streamed_row(
         x: T.Tensor((rows, n), held_type),
         weight: T.Tensor((n,), weight_type),

@@ -36,6 +36,7 @@ from tileops.ops.checks import (
     in_storages_of_their_own,
     shown_shape,
 )
+from tileops.ops.norm import batch_norm_sharding
 from tileops.ops.norm.batch_norm_backward import BatchNormBwdOp
 from tileops.ops.norm.shape import channels_last, dtype_of, empty_in_order
 from tileops.ops.op_base import Op
@@ -68,6 +69,7 @@ class BatchNormFwdOp(Op):
         "elementwise": ElementwiseBatchNorm,
     }
     backward = BatchNormBwdOp
+    sharding = batch_norm_sharding.forward
     results = ("output", "save_mean", "save_invstd")
     any_layout = True  # channels-last memory is served as it is
     torch_ops = {

@@ -31,6 +31,7 @@ from tileops.ops.checks import (
     shown_dtype,
     shown_shape,
 )
+from tileops.ops.norm import batch_norm_sharding
 from tileops.ops.norm.shape import channels_last, dtype_of, empty_in_order, like_channels_last
 
 
@@ -50,6 +51,7 @@ class BatchNormBwdOp(BackwardOp):
     interfaces = {"batch_norm_bwd_train": BatchNormBwdTrain, "batch_norm_bwd_infer": BatchNormBwdInfer}
     kernel_types = {"reference_train": ReferenceBatchNormBwdTrain, "reference_infer": ReferenceBatchNormBwdInfer}
     any_layout = True  # channels-last memory is served as it is
+    sharding = batch_norm_sharding.backward
     results = ("grad_x", "grad_weight", "grad_bias")
 
     def __init__(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tileops.kernels.layer_norm import LayerNormBwd, LayerNormBwdCall, ReferenceLayerNormBwd
+from tileops.kernels.layer_norm import HeldRowLayerNormBwd, LayerNormBwd, LayerNormBwdCall, StreamedRowLayerNormBwd
 from tileops.ops.backward_op import BackwardOp
 from tileops.ops.checks import check_number
 from tileops.ops.norm.shape import GradientsOfRows, dtype_of, normalised, viewed
@@ -27,7 +27,7 @@ class LayerNormBwdOp(GradientsOfRows, BackwardOp):
     """
 
     interfaces = {"layer_norm_bwd": LayerNormBwd}
-    kernel_types = {"reference": ReferenceLayerNormBwd}
+    kernel_types = {"held_row": HeldRowLayerNormBwd, "streamed_row": StreamedRowLayerNormBwd}
     torch_ops = {"": TorchOp(contiguous=True)}
     call_sizes = GradientsOfRows.call_sizes
     results = ("grad_x", "grad_weight", "grad_bias")

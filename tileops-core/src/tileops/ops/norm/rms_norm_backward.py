@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tileops.kernels.rms_norm import ReferenceRMSNormBwd, RMSNormBwd, RMSNormBwdCall
+from tileops.kernels.rms_norm import HeldRowRMSNormBwd, RMSNormBwd, RMSNormBwdCall, StreamedRowRMSNormBwd
 from tileops.ops.backward_op import BackwardOp
 from tileops.ops.checks import check_number
 from tileops.ops.norm.shape import GradientsOfRows, dtype_of, machine_eps, normalised, viewed
@@ -26,7 +26,7 @@ class RMSNormBwdOp(GradientsOfRows, BackwardOp):
     """
 
     interfaces = {"rms_norm_bwd": RMSNormBwd}
-    kernel_types = {"reference": ReferenceRMSNormBwd}
+    kernel_types = {"held_row": HeldRowRMSNormBwd, "streamed_row": StreamedRowRMSNormBwd}
     torch_ops = {"": TorchOp(contiguous=True)}
     call_sizes = GradientsOfRows.call_sizes
     results = ("grad_x", "grad_weight")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from tileops.errors import InputError
 from tileops.ops.checks import check_beside, check_floating, check_like, check_tensor, fits, shown_shape
 from tileops.ops.signature import argument_names
+from tileops.sharding import ShardByShard, ShardingRule
 from tileops.torch_guards import Sizes
 
 _SIZES: Final = (int, torch.SymInt)
@@ -28,6 +29,11 @@ def normalised(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
+def _leading_axes(op: Any, count: int) -> range:
+    """The axes of x that are not normalised."""
+    return range(count - len(op.normalized_shape))
+
+
 class NormalisesRows:
     """What the ops that normalise over trailing axes share. They take x, and parameters of the shape of those axes.
 
@@ -35,6 +41,7 @@ class NormalisesRows:
     """
 
     normalized_shape: tuple[int, ...]
+    sharding: ClassVar[ShardingRule | None] = ShardByShard(_leading_axes)
 
     def check(self, x: Tensor, *beside: Tensor | None) -> None:
         """Refuse arguments that do not fit."""
@@ -62,11 +69,18 @@ class NormalisesRows:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _all_but_last(op: Any, count: int) -> range:
+    del op
+    return range(count - 1)
+
+
 class AddsResidual:
     """What the ops share that add a residual and normalise the sum over the last axis.
 
     They take x, a residual of its shape, and parameters of the size of that axis. An op names it before `Op`.
     """
+
+    sharding: ClassVar[ShardingRule | None] = ShardByShard(_all_but_last, sharded=("x", "residual"))
 
     def check(self, x: Tensor, residual: Tensor, *beside: Tensor | None) -> None:
         """Refuse arguments that do not fit."""
@@ -104,6 +118,9 @@ class GradientsOfRows:
     """
 
     normalized_shape: tuple[int, ...]
+    sharding: ClassVar[ShardingRule | None] = ShardByShard(
+        _leading_axes, sharded=("x", "grad"), sums=("grad_weight", "grad_bias")
+    )
 
     def check(self, grad: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
         """Refuse arguments that do not fit."""
