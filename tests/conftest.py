@@ -271,11 +271,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A folder that is first on the import path, of this process and of those that `site.python` starts."""
     folder = tmp_path / "site"
     folder.mkdir()
+    before = set(sys.modules)  # one of them may have the name of a module that a test writes: a compiler
     monkeypatch.syspath_prepend(folder)
     made = Site(folder)
     yield made
     for name in list(sys.modules):
-        if name.partition(".")[0] in made.modules:
+        if name.partition(".")[0] in made.modules and name not in before:
             del sys.modules[name]
 
 
