@@ -61,4 +61,5 @@ def _is_earlier(known: ModuleType, module: ModuleType) -> bool:
 
 
 def _is_gone(module: ModuleType) -> bool:
-    return module.__name__ not in sys.modules
+    # Python takes a module out for a moment at the end of its import, and puts it back before that is over.
+    return module.__name__ not in sys.modules and not getattr(module.__spec__, "_initializing", False)
