@@ -30,8 +30,8 @@ SCAN = Budget(
     "scan",
     "Finding the backends among 100 installed distributions, over importlib.metadata.entry_points(group=…)",
     most=2.0,
-    noise=0.5,
-    usual=0.5,
+    noise=0.3,
+    usual=0.78,
 )
 FIRST_CALL = Budget(
     "first call",
