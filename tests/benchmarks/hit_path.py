@@ -33,8 +33,8 @@ OP_CALL = Budget(
     "op call",
     "An op call whose kernel does nothing (3 tensors, Parameter weights), over F.layer_norm of 8×64 on a CPU",
     most=0.85,
-    noise=0.3,
-    usual=0.4,
+    noise=0.35,  # 0.35 to 0.53 within one afternoon on one machine
+    usual=0.44,
 )
 FUNCTIONAL = Budget(
     "functional",
