@@ -16,7 +16,7 @@ from tileops.backend.statements import Statement
 from tileops.backend.units import Implementation
 from tileops.device import DeviceFacts, at_least
 from tileops.errors import KernelFaultWarning
-from tileops.ops.op_base import select
+from tileops.ops.selecting import select
 from tileops.scopes import NO_SCOPE, Scope
 from tileops.verdict import IN_TREE, Answer, Failure, Owner, Selection
 

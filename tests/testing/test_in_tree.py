@@ -19,7 +19,8 @@ from tileops import (
 )
 from tileops.device import KNOWN_BOARDS
 from tileops.ops.implementations import in_tree_implementations
-from tileops.ops.op_base import Op, select
+from tileops.ops.op_base import Op
+from tileops.ops.selecting import select
 from tileops.testing import ConformanceTests, Limits
 from tileops.verdict import IN_TREE, Selection
 

@@ -1,7 +1,7 @@
-"""The selection algorithm, and `Op`, the base of all ops.
+"""`Op`, the base of all ops: how a call is checked, looked up and run.
 
-`select` is the whole rule. `Op.kernel_for` is its memory: a hit is one look-up, and only a miss asks anybody
-anything.
+`select` (`selecting.py`) is the whole rule of who serves a call. `Op.kernel_for` is its memory: a hit is one
+look-up, and only a miss asks anybody anything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch.compiler import is_dynamo_compiling
 
 from tileops.autograd import saved_by_name
 from tileops.backend.loading import load
-from tileops.backend.precedence import beats, precedence
 from tileops.backend.registration import registry, when_registry_changes
 from tileops.backend.units import BUILTIN, Implementation
 from tileops.call_spec import CallSpec, as_code
@@ -25,13 +24,13 @@ from tileops.catalogue import add_op
 from tileops.device import Board, DeviceFacts, default_device_type, is_capturing
 from tileops.errors import CaptureError, DeclarationError, selection_error
 from tileops.kernels.kernel_base import Kernel, KernelInterface
-from tileops.ops.asking import verdict_of
 from tileops.ops.checks import check_strided, laid_out
 from tileops.ops.entries import drop_entries, entry_of, note_who_ran
 from tileops.ops.implementations import check_kernel_types, implementations
 from tileops.ops.offers import may_be_taken_over, unable_claims
 from tileops.ops.repeats import NO_REPEATS, Repeats, with_call
 from tileops.ops.requests import check_request, refuse_unkeyable
+from tileops.ops.selecting import select
 from tileops.ops.signature import argument_names, arguments_in_order, asked_for, parameter_names
 from tileops.ops.tables import remember
 from tileops.ops.target_kernels import (
@@ -43,7 +42,7 @@ from tileops.ops.target_kernels import (
     with_target,
 )
 from tileops.record import key_of
-from tileops.scopes import NO_SCOPE, Scope, active, in_effect, opening
+from tileops.scopes import active, in_effect, opening
 from tileops.sharding import ShardingRule
 from tileops.torch_boundary import (
     TorchOp,
@@ -55,44 +54,7 @@ from tileops.torch_boundary import (
 )
 from tileops.torch_guards import ALIGNMENT, Sizes, needs_dispatcher
 from tileops.torch_schema import Route
-from tileops.verdict import IN_TREE, Answer, Failure, Selection, Verdict
-
-
-def select(
-    op: str, interface: str, implementations: Sequence[Implementation], call: CallSpec, scope: Scope = NO_SCOPE
-) -> Selection:
-    """Select the implementation that serves `call`.
-
-    Drop the unavailable, drop what the scope leaves out, drop those that refuse; of what the scope prefers first,
-    take the one that nothing else is preferred over. Pure, and independent of the order of `implementations`.
-    """
-    ordered = sorted(implementations, key=_reading_order)
-    verdicts = tuple(verdict_of(implementation, call, scope) for implementation in ordered)
-    serving = scope.foremost([one for one, verdict in zip(ordered, verdicts) if verdict.serves])
-    over = precedence(ordered)
-    unbeaten = [one for one in serving if not any(beats(other, one, over) for other in serving)]
-    contenders = tuple(implementation.full_key for implementation in unbeaten)
-    key = contenders[0] if len(contenders) == 1 else None
-    failure = _failure(verdicts, contenders)
-    said = tuple(map(str, scope.statements))
-    return Selection(op, interface, call, verdicts, key, failure, contenders, scope=said)
-
-
-def _reading_order(implementation: Implementation) -> tuple[bool, str]:
-    """In-tree first, then by key: the order of verdicts, which decides nothing."""
-    return implementation.owner.name != IN_TREE, implementation.full_key
-
-
-def _failure(verdicts: Sequence[Verdict], contenders: Sequence[str]) -> Failure | None:
-    if len(contenders) == 1:
-        return None
-    if contenders:
-        return Failure.AMBIGUOUS
-    elsewhere = all(verdict.answer is Answer.OTHER_DEVICE for verdict in verdicts)
-    return Failure.NO_DEVICE if elsewhere else Failure.NOT_SERVED
-
-
-# ------------------------------------------------------------------------------------------------------ ops
+from tileops.verdict import Selection
 
 LOOK_UPS: Final = 1 << 14
 """Resolved calls that one op class remembers; a spec and its slot take about half a kilobyte."""
@@ -171,8 +133,9 @@ class Op:
     def call_sizes(self, *args: Any, **kwargs: Any) -> Sizes | None:
         """The sizes of each tensor on which a call depends, None or a name in place of one that may vary (`Sizes`).
 
-        It has the signature of `forward`. An op that says this says that `forward` returns what its kernel does for the arguments as they are, and
-        that all it reads of them is dtype, device, layout and these sizes. Its repeated calls cost the least.
+        It has the signature of `forward`. An op that says this says that `forward` returns what its kernel does for
+        the arguments as they are, and that all it reads of them is dtype, device, layout and these sizes. Its
+        repeated calls cost the least.
 
         Returns:
             The sizes; None for an op that depends on more, and for a class with a `forward` or `check` of its own
@@ -267,7 +230,8 @@ class Op:
     def kernel_for(self, interface: str, call: CallSpec) -> Callable[..., Any]:
         """The entry that serves `call` at the interface called `interface`.
 
-        A hit is one look-up by (interface, call, scope in force): no implementation is consulted, no device property is read.
+        A hit is one look-up by (interface, call, scope in force): no implementation is consulted, no device property
+        is read.
 
         Raises:
             OpNotAvailableError: No implementation runs on the call's device, or none of those serves it.

@@ -18,7 +18,7 @@ from tileops.device import ArchRange
 from tileops.errors import DeclarationError
 from tileops.kernels.kernel_base import check_kernel_class
 from tileops.ops.implementations import implementations
-from tileops.ops.op_base import select
+from tileops.ops.selecting import select
 from tileops.testing.broken_rule import NotTried, RuleBroken, named, shown_error
 from tileops.testing.global_state import changes, read_state
 from tileops.testing.samples import Limits, askable
