@@ -817,3 +817,11 @@ def test_selection_never_depends_on_the_order_of_declarations(fake: Any) -> None
         for key, cls in added:
             register_kernel_type(f"Order{seed}Op", key, cls)
         assert [op.key_for("fake", fake.call(n)) for n in (1, 2, 3, 4, 8, 9)] == expected
+
+
+@pytest.mark.usefixtures("backends")
+@pytest.mark.parametrize("op", [LayerNormFwdOp(4), tileops.RMSNormFwdOp(4), tileops.BatchNormFwdOp()], ids=repr)
+def test_too_many_arguments_are_refused_with_the_names_of_those_it_takes(op: Any) -> None:
+    names = ", ".join(op.argument_names)
+    with pytest.raises(InputError, match=f"takes {names}: too many positional arguments"):
+        op(torch.ones(2, 4), *[torch.ones(4)] * len(op.argument_names))

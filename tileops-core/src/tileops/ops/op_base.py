@@ -174,7 +174,8 @@ class Op:
         """The call itself, past the question whether torch must see it."""
         try:
             self.check(*tensors)
-        except RuntimeError:
+        except (RuntimeError, TypeError):
+            arguments_in_order(type(self), tensors, {})  # says it where there are too many or too few
             refuse_nested(self.argument_names, tensors)
             raise
         if is_grad_enabled():
@@ -191,12 +192,13 @@ class Op:
 
     def _explained(self, failure: Exception, tensors: tuple[Any, ...]) -> Exception:
         """What reaches the caller of what `forward` raised."""
+        arguments = arguments_in_order(type(self), tensors, {})  # says it where there are too many
         # Layouts are asked about here: a sparse tensor fails wherever memory is asked for, and others cost nothing.
         for name, tensor in zip(self.argument_names, tensors):
             check_strided(name, tensor)
         note_who_ran(failure)
         if self._is_offered():
-            return with_refusal(self, specs_of(arguments_in_order(type(self), tensors, {})), failure)
+            return with_refusal(self, specs_of(arguments), failure)
         return failure
 
     def _serve(self, tensors: tuple[Any, ...]) -> Any:
