@@ -47,6 +47,17 @@ def isolation() -> Iterator[None]:
 
 
 @pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """A process that has compiled nothing. Importing dynamo takes a second: only tests that compile do."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def no_backends() -> None:
     """A process that has looked for backends and found none."""
     registration.update_registry(lambda _: Registry(loaded=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,6 @@ pytestmark = pytest.mark.usefixtures("backends", "fresh_dynamo")
 N = 8
 NORM, TRAIN, INFER = LayerNormFwdOp(N), BatchNormFwdOp(training=True), BatchNormFwdOp()
 SOURCES = [str(Path(package.__file__ or "").parents[1]) for package in (tileops, tileops_backend_example)]
-
-
-@pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

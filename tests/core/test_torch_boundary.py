@@ -6,7 +6,7 @@ import importlib
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,6 @@ from tileops.ops import op_base
 from tileops.ops.op_base import Op
 from tileops.torch_schema import torch_op_name
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -65,14 +64,6 @@ def through(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(op_base, "call_through", logged)
     return log
-
-
-@pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 # --------------------------------------------------------------------------------- what stays out of the dispatcher

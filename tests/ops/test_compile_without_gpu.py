@@ -109,7 +109,7 @@ def test_kernels_for_other_boards_compile(op, interface, call, board):
 
 
 def test_threads_trace_programs_one_at_a_time():
-    from tileops.kernels.shared_program import traced
+    from tileops.kernels.compiled_program import traced
 
     inside = 0
     seen = list[int]()

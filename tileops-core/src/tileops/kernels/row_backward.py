@@ -80,8 +80,8 @@ def build_held(facts: RowBackward, arch: int, sm_count: int, smem_budget: int) -
         A function of the gradient, x and weight (or None), as the interfaces have them.
     """
     # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
+    from tileops.kernels.compiled_program import compile_program
     from tileops.kernels.row_backward_program import row_backward_held
-    from tileops.kernels.shared_program import compile_program
 
     plan = facts.held_plan(smem_budget)
     assert plan is not None, "refusal() refuses such rows"
@@ -104,6 +104,7 @@ def build_held(facts: RowBackward, arch: int, sm_count: int, smem_budget: int) -
 
 def build_streamed(facts: RowBackward, arch: int, sm_count: int) -> Callable[..., Gradients]:
     """Compile the programs for rows of any length; returns what `build_held` does."""
+    from tileops.kernels.compiled_program import compile_program
     from tileops.kernels.row_backward_streamed_program import (
         BLOCKS_PER_SM,
         ROWS_IN_FLIGHT,
@@ -111,7 +112,6 @@ def build_streamed(facts: RowBackward, arch: int, sm_count: int) -> Callable[...
         row_backward_statistics,
         row_backward_streamed,
     )
-    from tileops.kernels.shared_program import compile_program
 
     n, dtype, of_x = facts.n, facts.dtype, facts.need[0]
     stripe = streamed_backward_plan(n, dtype)
@@ -143,8 +143,8 @@ def _build_sums(facts: RowBackward, arch: int) -> Callable[[Tensor | None], tupl
     """A function of the partial sums that returns the gradients of weight and bias, as far as wanted."""
     if not facts.sums:
         return lambda _: (None, None)
+    from tileops.kernels.compiled_program import compile_program
     from tileops.kernels.row_backward_program import sums_of_parts
-    from tileops.kernels.shared_program import compile_program
 
     dtypes = facts.dtypes_of_sums
     launch: Launch = compile_program(sums_of_parts(facts.n, *dtypes), arch)

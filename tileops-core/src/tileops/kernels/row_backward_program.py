@@ -10,6 +10,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
+from tileops.kernels.compiled_program import traced
 from tileops.kernels.row_backward_plan import BackwardPlan
 from tileops.kernels.row_plan import power_of_two_from
 from tileops.kernels.shared_program import (
@@ -23,7 +24,6 @@ from tileops.kernels.shared_program import (
     load_row,
     take_origin,
     tilelang_dtype,
-    traced,
 )
 
 __all__ = ["row_backward_held", "sums_of_parts"]

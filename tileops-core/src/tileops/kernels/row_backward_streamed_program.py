@@ -11,6 +11,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
+from tileops.kernels.compiled_program import traced
 from tileops.kernels.row_plan import RowPlan
 from tileops.kernels.shared_program import (
     WARP,
@@ -22,7 +23,6 @@ from tileops.kernels.shared_program import (
     merge_moments,
     take_origin,
     tilelang_dtype,
-    traced,
 )
 
 __all__ = ["BLOCKS_PER_SM", "ROWS_IN_FLIGHT", "STATISTICS", "row_backward_statistics", "row_backward_streamed"]

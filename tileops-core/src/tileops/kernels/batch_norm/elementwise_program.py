@@ -12,7 +12,10 @@ import tilelang.language as T
 import torch
 
 from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, read_affine
-from tileops.kernels.shared_program import compile_program, tilelang_dtype, traced
+from tileops.kernels.compiled_program import compile_program, traced
+from tileops.kernels.shared_program import (
+    tilelang_dtype,
+)
 
 __all__ = ["column_map_program", "run_map_program"]
 

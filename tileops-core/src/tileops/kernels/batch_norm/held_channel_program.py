@@ -27,13 +27,12 @@ from tileops.kernels.batch_norm.statistics_program import (
     read_running,
     store_held,
 )
+from tileops.kernels.compiled_program import compile_sized_program, traced
 from tileops.kernels.shared_program import (
     WARP,
-    compile_sized_program,
     merge_moments,
     sized_block_sum,
     tilelang_dtype,
-    traced,
 )
 
 __all__ = ["held_channel_program"]

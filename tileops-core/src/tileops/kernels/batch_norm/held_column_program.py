@@ -28,7 +28,11 @@ from tileops.kernels.batch_norm.statistics_program import (
     read_affine,
     read_running,
 )
-from tileops.kernels.shared_program import WARP, compile_sized_program, tilelang_dtype, traced
+from tileops.kernels.compiled_program import compile_sized_program, traced
+from tileops.kernels.shared_program import (
+    WARP,
+    tilelang_dtype,
+)
 
 __all__ = ["held_column_program"]
 

@@ -23,13 +23,12 @@ from tileops.kernels.batch_norm.statistics_program import (
     read_running,
     store_held,
 )
+from tileops.kernels.compiled_program import compile_program, traced
 from tileops.kernels.shared_program import (
     WARP,
     block_merge_moments,
-    compile_program,
     merge_moments,
     tilelang_dtype,
-    traced,
 )
 
 __all__ = ["split_apply_program", "split_moments_program"]

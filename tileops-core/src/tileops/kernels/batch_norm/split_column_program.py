@@ -22,7 +22,12 @@ from tileops.kernels.batch_norm.column_program import (
     write_rows,
 )
 from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, read_affine, read_running
-from tileops.kernels.shared_program import WARP, compile_program, merge_moments, tilelang_dtype, traced
+from tileops.kernels.compiled_program import compile_program, traced
+from tileops.kernels.shared_program import (
+    WARP,
+    merge_moments,
+    tilelang_dtype,
+)
 
 __all__ = ["split_column_apply_program", "split_column_moments_program"]
 

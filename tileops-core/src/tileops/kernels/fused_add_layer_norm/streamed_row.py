@@ -34,10 +34,10 @@ class StreamedRowFusedAddLayerNorm(FusedAddLayerNorm):
 
     def __init__(self, call: FusedAddLayerNormCall) -> None:
         # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
+        from tileops.kernels.compiled_program import compile_program
         from tileops.kernels.layer_norm.streamed_row_program import (
             layer_norm_streamed_row,
         )
-        from tileops.kernels.shared_program import compile_program
 
         super().__init__(call)
         plan = streamed_row_plan(call.n, call.dtype)

@@ -37,8 +37,8 @@ class HeldRowFusedAddRMSNorm(FusedAddRMSNorm):
 
     def __init__(self, call: FusedAddRMSNormCall) -> None:
         # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
+        from tileops.kernels.compiled_program import compile_program
         from tileops.kernels.rms_norm.held_row_program import rms_norm_held_row
-        from tileops.kernels.shared_program import compile_program
 
         super().__init__(call)
         plan = held_row_plan(call.n, call.dtype, MOST_THREADS_OF_SUMS)

@@ -34,8 +34,8 @@ class StreamedRowFusedAddRMSNorm(FusedAddRMSNorm):
 
     def __init__(self, call: FusedAddRMSNormCall) -> None:
         # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
+        from tileops.kernels.compiled_program import compile_program
         from tileops.kernels.rms_norm.streamed_row_program import rms_norm_streamed_row
-        from tileops.kernels.shared_program import compile_program
 
         super().__init__(call)
         plan = streamed_row_plan(call.n, call.dtype)

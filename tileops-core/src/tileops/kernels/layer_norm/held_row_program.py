@@ -6,6 +6,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
+from tileops.kernels.compiled_program import traced
 from tileops.kernels.row_plan import RowPlan
 from tileops.kernels.shared_program import (
     WARP,
@@ -21,7 +22,6 @@ from tileops.kernels.shared_program import (
     store_row_at,
     take_origin,
     tilelang_dtype,
-    traced,
 )
 
 

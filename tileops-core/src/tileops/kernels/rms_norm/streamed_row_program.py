@@ -6,6 +6,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
+from tileops.kernels.compiled_program import traced
 from tileops.kernels.row_plan import RowPlan
 from tileops.kernels.shared_program import (
     WARP,
@@ -14,7 +15,6 @@ from tileops.kernels.shared_program import (
     load_row_at,
     store_row_at,
     tilelang_dtype,
-    traced,
 )
 
 
