@@ -26,7 +26,7 @@ TURNS_AT_STRIPES: Final = 4
 
 @dataclasses.dataclass(frozen=True)
 class RowBackward:
-    """What a program of a backward is built from. Equal ones on one device are one program.
+    """What a program of a backward is built from. Equal ones on one device are one build.
 
     Args:
         n: Elements of a row.
@@ -80,23 +80,26 @@ def build_held(facts: RowBackward, arch: int, sm_count: int, smem_budget: int) -
         A function of the gradient, x and weight (or None), as the interfaces have them.
     """
     # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
-    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.compiled_program import compiled_once
     from tileops.kernels.row_backward_program import row_backward_held
 
     plan = facts.held_plan(smem_budget)
     assert plan is not None, "refusal() refuses such rows"
-    program = row_backward_held(plan, facts.dtype, facts.eps, facts.weight_dtype, facts.need, centred=facts.centred)
-    launch: Launch = compile_program(program, arch)
+    launch: Launch = compiled_once(
+        row_backward_held, arch, plan, facts.dtype, facts.weight_dtype, facts.need, centred=facts.centred
+    )
     add_parts = _build_sums(facts, arch)
     most_blocks = sm_count * plan.blocks_per_sm
-    n, rows_per_block, of_x = facts.n, plan.row.rows_per_block, facts.need[0]
+    n, eps, rows_per_block, of_x = facts.n, float(facts.eps), plan.row.rows_per_block, facts.need[0]
 
     def run(grad: Tensor, x: Tensor, weight: Tensor | None) -> Gradients:
         rows = x.view(-1, n)
         blocks = min(most_blocks, ceil_div(rows.shape[0], rows_per_block))
         grad_x = torch.empty_like(x) if of_x else None
         partials = _empty_partials(facts, x, blocks)
-        launch(grad.view(-1, n), rows, _flat(weight), None if grad_x is None else grad_x.view(-1, n), partials, blocks)
+        launch(
+            grad.view(-1, n), rows, _flat(weight), None if grad_x is None else grad_x.view(-1, n), partials, blocks, eps
+        )
         return (grad_x, *add_parts(partials))
 
     return run
@@ -104,7 +107,7 @@ def build_held(facts: RowBackward, arch: int, sm_count: int, smem_budget: int) -
 
 def build_streamed(facts: RowBackward, arch: int, sm_count: int) -> Callable[..., Gradients]:
     """Compile the programs for rows of any length; returns what `build_held` does."""
-    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.compiled_program import compiled_once
     from tileops.kernels.row_backward_streamed_program import (
         BLOCKS_PER_SM,
         ROWS_IN_FLIGHT,
@@ -113,15 +116,12 @@ def build_streamed(facts: RowBackward, arch: int, sm_count: int) -> Callable[...
         row_backward_streamed,
     )
 
-    n, dtype, of_x = facts.n, facts.dtype, facts.need[0]
+    n, dtype, eps, of_x = facts.n, facts.dtype, float(facts.eps), facts.need[0]
     stripe = streamed_backward_plan(n, dtype)
-    measure: Launch = compile_program(
-        row_backward_statistics(
-            streamed_row_plan(n, dtype), dtype, facts.eps, facts.weight_dtype, centred=facts.centred
-        ),
-        arch,
+    measure: Launch = compiled_once(
+        row_backward_statistics, arch, streamed_row_plan(n, dtype), dtype, facts.weight_dtype, centred=facts.centred
     )
-    launch: Launch = compile_program(row_backward_streamed(stripe, dtype, facts.weight_dtype, facts.need), arch)
+    launch: Launch = compiled_once(row_backward_streamed, arch, stripe, dtype, facts.weight_dtype, facts.need)
     add_parts = _build_sums(facts, arch)
     most_parts = ceil_div(TURNS_AT_STRIPES * BLOCKS_PER_SM * sm_count, len(stripe.steps))
 
@@ -131,7 +131,7 @@ def build_streamed(facts: RowBackward, arch: int, sm_count: int) -> Callable[...
         statistics = x.new_empty((rows.shape[0], STATISTICS), dtype=torch.float32)
         grad_x = torch.empty_like(x) if of_x else None
         partials = _empty_partials(facts, x, parts)
-        measure(grads, rows, flat, statistics)
+        measure(grads, rows, flat, statistics, eps)
         written = None if grad_x is None else grad_x.view(-1, n)
         launch(grads, rows, flat, statistics, written, partials, parts)
         return (grad_x, *add_parts(partials))
@@ -143,11 +143,11 @@ def _build_sums(facts: RowBackward, arch: int) -> Callable[[Tensor | None], tupl
     """A function of the partial sums that returns the gradients of weight and bias, as far as wanted."""
     if not facts.sums:
         return lambda _: (None, None)
-    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.compiled_program import compiled_once
     from tileops.kernels.row_backward_program import sums_of_parts
 
     dtypes = facts.dtypes_of_sums
-    launch: Launch = compile_program(sums_of_parts(facts.n, *dtypes), arch)
+    launch: Launch = compiled_once(sums_of_parts, arch, facts.n, *dtypes)
 
     def add(partials: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         assert partials is not None

@@ -38,7 +38,6 @@ IN_FLIGHT = 4
 def row_backward_held(
     plan: BackwardPlan,
     dtype: torch.dtype,
-    eps: float,
     weight_dtype: torch.dtype | None,
     need: tuple[bool, bool, bool],
     *,
@@ -50,7 +49,7 @@ def row_backward_held(
     sum of grad * x̂ and to the sum of grad, as far as `need` wants each. Without `centred`, mean and mean(g) are 0.
 
     The program takes grad (rows, n), x (rows, n), weight (n) or None, grad_x (rows, n) or None, partials (sums,
-    blocks, n) or None, and the number of blocks; one build serves every row count. Statistics are exact as in the
+    blocks, n) or None, the number of blocks, and eps; one build serves every row count. Statistics are exact as in the
     forward: each warp centres squares on its own mean, and one barrier a row merges the warps.
     """
     row_plan, in_shared = plan.row, plan.sums_in_shared
@@ -166,7 +165,7 @@ def row_backward_held(
                 sums[which, step * vector + j] = sums[which, step * vector + j] + added[j]
 
     @traced(T.macro)
-    def finish_row(grad_x, row, held_x, held_grad, scale, weight, origin, totals, sums, kept, lane):
+    def finish_row(grad_x, row, held_x, held_grad, scale, weight, origin, totals, sums, kept, eps, lane):
         """Write the row's grad_x, and add what it gives to the sums."""
         result = T.alloc_local((vector,), element)
         to_weight = T.alloc_local((vector,), "float32")
@@ -240,6 +239,7 @@ def row_backward_held(
         grad_x: T.Tensor((rows, n), element),
         partials: T.Tensor((max(plan.sums, 1), parts, n), "float32"),
         blocks: T.int32,
+        eps: T.float32,
     ):
         with T.Kernel(blocks, threads=row_plan.threads) as block:
             T.annotate_min_blocks_per_sm(plan.blocks_per_sm)
@@ -288,7 +288,7 @@ def row_backward_held(
                     if lanes > WARP:
                         merge_warps(totals, slots, turn % 2, lane)
                 if row < rows:
-                    finish_row(grad_x, row, held_x, held_grad, scale, weight, origin, totals, sums, kept, lane)
+                    finish_row(grad_x, row, held_x, held_grad, scale, weight, origin, totals, sums, kept, eps, lane)
             write_sums(partials, block, sums, kept, groups, thread, lane)
 
     return row_backward_held
