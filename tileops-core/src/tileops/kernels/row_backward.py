@@ -20,6 +20,9 @@ from tileops.kernels.row_plan import ceil_div, streamed_row_plan
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Launch = Callable[..., Any]
 
+EARLY_LAUNCH_ARCH: Final = 90
+"""The first architecture that launches a program before the one it follows has ended."""
+
 TURNS_AT_STRIPES: Final = 4
 """Blocks that walk down stripes, for each that the device runs at a time: the last turn, part empty, costs little."""
 
@@ -86,8 +89,9 @@ def build_held(facts: RowBackward, arch: int, sm_count: int, smem_budget: int) -
     plan = facts.held_plan(smem_budget)
     assert plan is not None, "refusal() refuses such rows"
     launch: Launch = compiled_once(
-        row_backward_held, arch, plan, facts.dtype, facts.weight_dtype, facts.need, centred=facts.centred
-    )
+        row_backward_held, arch, plan, facts.dtype, facts.weight_dtype, facts.bias_dtype, facts.need,
+        centred=facts.centred,
+    )  # fmt: skip
     add_parts = _build_sums(facts, arch)
     most_blocks = sm_count * plan.blocks_per_sm
     n, eps, rows_per_block, of_x = facts.n, float(facts.eps), plan.row.rows_per_block, facts.need[0]
@@ -96,11 +100,12 @@ def build_held(facts: RowBackward, arch: int, sm_count: int, smem_budget: int) -
         rows = x.view(-1, n)
         blocks = min(most_blocks, ceil_div(rows.shape[0], rows_per_block))
         grad_x = torch.empty_like(x) if of_x else None
-        partials = _empty_partials(facts, x, blocks)
-        launch(
-            grad.view(-1, n), rows, _flat(weight), None if grad_x is None else grad_x.view(-1, n), partials, blocks, eps
-        )
-        return (grad_x, *add_parts(partials))
+        sums, partials = _empty_sums(facts, x), _empty_partials(facts, x, blocks)
+        written = None if grad_x is None else grad_x.view(-1, n)
+        launch(grad.view(-1, n), rows, _flat(weight), written, partials, *sums, blocks, eps)
+        if blocks > 1:  # the only block writes the sums itself
+            add_parts(partials, *sums)
+        return grad_x, *sums
 
     return run
 
@@ -130,34 +135,31 @@ def build_streamed(facts: RowBackward, arch: int, sm_count: int) -> Callable[...
         parts = min(most_parts, ceil_div(rows.shape[0], ROWS_IN_FLIGHT))
         statistics = x.new_empty((rows.shape[0], STATISTICS), dtype=torch.float32)
         grad_x = torch.empty_like(x) if of_x else None
-        partials = _empty_partials(facts, x, parts)
+        sums, partials = _empty_sums(facts, x), _empty_partials(facts, x, parts)
         measure(grads, rows, flat, statistics, eps)
         written = None if grad_x is None else grad_x.view(-1, n)
         launch(grads, rows, flat, statistics, written, partials, parts)
-        return (grad_x, *add_parts(partials))
+        add_parts(partials, *sums)
+        return grad_x, *sums
 
     return run
 
 
-def _build_sums(facts: RowBackward, arch: int) -> Callable[[Tensor | None], tuple[Tensor | None, Tensor | None]]:
-    """A function of the partial sums that returns the gradients of weight and bias, as far as wanted."""
+def _build_sums(facts: RowBackward, arch: int) -> Launch:
+    """A function of the partial sums and of the gradients of weight and bias, which it fills as far as wanted."""
     if not facts.sums:
-        return lambda _: (None, None)
+        return lambda *_: None
     from tileops.kernels.compiled_program import compiled_once
-    from tileops.kernels.row_backward_program import sums_of_parts
+    from tileops.kernels.row_backward_sums_program import sums_of_parts
 
-    dtypes = facts.dtypes_of_sums
-    launch: Launch = compiled_once(sums_of_parts, arch, facts.n, *dtypes)
+    return compiled_once(sums_of_parts, arch, facts.n, *facts.dtypes_of_sums, launched_early=arch >= EARLY_LAUNCH_ARCH)
 
-    def add(partials: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        assert partials is not None
-        grad_weight, grad_bias = (
-            None if dtype is None else partials.new_empty(facts.n, dtype=dtype) for dtype in dtypes
-        )
-        launch(partials, grad_weight, grad_bias)
-        return grad_weight, grad_bias
 
-    return add
+def _empty_sums(facts: RowBackward, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    of_weight, of_bias = (
+        None if dtype is None else x.new_empty(facts.n, dtype=dtype) for dtype in facts.dtypes_of_sums
+    )
+    return of_weight, of_bias
 
 
 def _empty_partials(facts: RowBackward, x: Tensor, parts: int) -> Tensor | None:

@@ -11,7 +11,7 @@ from tileops.device import at_least
 from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.fused_add_rms_norm.interface import FusedAddRMSNorm, FusedAddRMSNormCall
 from tileops.kernels.row_launch import Launch, launch_rows, row_launch
-from tileops.kernels.row_plan import MOST_THREADS_OF_SUMS, held_row_plan, longest_held_row
+from tileops.kernels.row_plan import HELD_BY_FUSED_RMS_NORM, held_row_plan, longest_held_row
 
 
 @final
@@ -24,8 +24,8 @@ class HeldRowFusedAddRMSNorm(FusedAddRMSNorm):
     def refusal(cls, call: FusedAddRMSNormCall) -> str | None:
         """Rows of a served dtype that 512 threads can hold, 32 registers each."""
         unserved = refusal_of_dtypes(call.dtype, weight=call.weight_dtype)
-        if unserved is None and held_row_plan(call.n, call.dtype, MOST_THREADS_OF_SUMS) is None:
-            most = longest_held_row(call.n, call.dtype, MOST_THREADS_OF_SUMS)
+        if unserved is None and held_row_plan(call.n, call.dtype, HELD_BY_FUSED_RMS_NORM) is None:
+            most = longest_held_row(call.n, call.dtype, HELD_BY_FUSED_RMS_NORM)
             return f"row of {call.n} elements; serves up to {most} of {call.dtype} at its alignment"
         return unserved
 
@@ -41,7 +41,7 @@ class HeldRowFusedAddRMSNorm(FusedAddRMSNorm):
         from tileops.kernels.rms_norm.held_row_program import rms_norm_held_row
 
         super().__init__(call)
-        plan = held_row_plan(call.n, call.dtype, MOST_THREADS_OF_SUMS)
+        plan = held_row_plan(call.n, call.dtype, HELD_BY_FUSED_RMS_NORM)
         assert plan is not None, "refusal() refuses such rows"
         self._n, self._eps = call.n, float(call.eps)
         self._launch: Launch = compiled_once(

@@ -11,7 +11,7 @@ from tileops.device import at_least
 from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.rms_norm.interface import RMSNorm, RMSNormCall
 from tileops.kernels.row_launch import Launch, launch_rows, row_launch
-from tileops.kernels.row_plan import held_row_plan, longest_held_row
+from tileops.kernels.row_plan import HELD_BY_RMS_NORM, held_row_plan, longest_held_row
 
 
 @final
@@ -24,8 +24,8 @@ class HeldRowRMSNorm(RMSNorm):
     def refusal(cls, call: RMSNormCall) -> str | None:
         """Rows of a served dtype that 1024 threads can hold, 32 registers each."""
         unserved = refusal_of_dtypes(call.dtype, weight=call.weight_dtype)
-        if unserved is None and held_row_plan(call.n, call.dtype) is None:
-            most = longest_held_row(call.n, call.dtype)
+        if unserved is None and held_row_plan(call.n, call.dtype, HELD_BY_RMS_NORM) is None:
+            most = longest_held_row(call.n, call.dtype, HELD_BY_RMS_NORM)
             return f"row of {call.n} elements; serves up to {most} of {call.dtype} at its alignment"
         return unserved
 
@@ -41,7 +41,7 @@ class HeldRowRMSNorm(RMSNorm):
         from tileops.kernels.rms_norm.held_row_program import rms_norm_held_row
 
         super().__init__(call)
-        plan = held_row_plan(call.n, call.dtype)
+        plan = held_row_plan(call.n, call.dtype, HELD_BY_RMS_NORM)
         assert plan is not None, "refusal() refuses such rows"
         self._n, self._eps = call.n, float(call.eps)
         self._launch: Launch = compiled_once(rms_norm_held_row, call.arch, plan, call.dtype, call.weight_dtype)

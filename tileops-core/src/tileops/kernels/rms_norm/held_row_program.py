@@ -37,8 +37,8 @@ def rms_norm_held_row(
     residual_registers = plan.registers_for(dtype if adds_residual else None)
     weight_registers = plan.registers_for(weight_dtype)
     has_weight = weight_dtype is not None
-    weight_early = plan.loads_early(residual_registers + weight_registers)
-    blocks_per_sm = plan.blocks_per_sm(residual_registers + (weight_registers if weight_early else 0))
+    weight_early = has_weight and not adds_residual and plan.loads_early(weight_registers)
+    blocks_per_sm = plan.blocks_per_sm(weight_registers if weight_early else residual_registers)
     rows = T.dynamic("rows")
 
     @traced(T.macro)
@@ -59,7 +59,7 @@ def rms_norm_held_row(
             # A group past the last row reads the last row again: the exchanges below need every lane.
             load_row(held, x, residual, T.min(row, rows - 1), plan, lane)
             # The weight arrives while the row is summed, where registers allow.
-            if has_weight and weight_early:
+            if weight_early:
                 load_columns(scale, weight, plan, lane)
 
             # Stored at once: the memory takes it while the row is summed.
