@@ -16,7 +16,7 @@ from tileops.backend.units import Implementation
 from tileops.call_spec import CallSpec
 from tileops.device import ArchRange
 from tileops.errors import DeclarationError
-from tileops.kernels.kernel_base import check_kernel_class
+from tileops.kernels.declarations import check_kernel_class
 from tileops.ops.implementations import implementations
 from tileops.ops.selecting import select
 from tileops.testing.broken_rule import NotTried, RuleBroken, named, shown_error
