@@ -46,7 +46,7 @@ def check_kernel_class(key: object, cls: object, interfaces: Iterable[type[Kerne
 def _check_declarations(cls: type[Kernel[Any]]) -> None:
     declared = cast("Any", cls)
     devices = cast("frozenset[Any]", declared.devices)
-    for method in ("refusal", "entry_for"):
+    for method in ("refusal", "entry_for", "configurations"):
         if not isinstance(inspect.getattr_static(cls, method), classmethod):
             raise DeclarationError(f"{_name(cls)}.{method} must be a classmethod: it is asked before anything is built")
     if not isinstance(declared.devices, frozenset) or not devices or not all(isinstance(d, str) for d in devices):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tileops.call_spec import CallSpec
+from tileops.kernels.configurations import NO_CONFIGURATION, Configuration, configuration_of
 from tileops.record import quicken
 from tileops.verdict import IN_TREE, Answer, Owner
 
@@ -45,8 +46,12 @@ class Kernel(Generic[Call]):
     among the backend's own and the in-tree ones; `IN_TREE` every in-tree implementation; `acme:row` another
     backend's. Of a general implementation only `IN_TREE` is taken: the in-tree general alone."""
 
+    configuration: Configuration = NO_CONFIGURATION
+    """What it is built in, of what its class lists for its call; empty where that is nothing."""
+
     def __init__(self, call: Call | None = None) -> None:
         self.call = call
+        self.configuration = configuration_of(type(self), call)
 
     @classmethod
     def refusal(cls, call: Call) -> str | None:
@@ -71,6 +76,20 @@ class Kernel(Generic[Call]):
             `(identity, factory)`; the factory returns a kernel, or an `Entry` over several.
         """
         return call, lambda: cls(call)
+
+    @classmethod
+    def configurations(cls, call: Call) -> Sequence[Configuration]:
+        """The ways in which a kernel for `call` can be built, the default first. Pure, like `refusal`.
+
+        All of them have the contract of `forward`; they differ in speed. `op.tune` tries each. A kernel is built in
+        `self.configuration`, which `Kernel.__init__` sets: the default, or the winner of a tuning. Calls of equal
+        identity list the same.
+
+        Returns:
+            A mapping of names to None, bool, int, float or str for each; nothing where there is one way only.
+        """
+        del call
+        return ()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run. The interface states the contract."""

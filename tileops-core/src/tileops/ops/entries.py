@@ -17,9 +17,11 @@ from tileops.backend.units import Implementation
 from tileops.call_spec import CallSpec
 from tileops.device import made_current
 from tileops.errors import BuildError
+from tileops.kernels.configurations import Choice, Take, take_default, taking
 from tileops.kernels.kernel_base import KernelInterface, kernels_of
 from tileops.ops.progress import showing_build
 from tileops.ops.tables import build_once
+from tileops.ops.tuning_records import TakeRecorded, identity_of
 from tileops.scopes import in_force
 from tileops.verdict import IN_TREE
 
@@ -28,10 +30,17 @@ Key = tuple[type[KernelInterface[Any]], type[Any], Hashable]
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """An entry with the implementation that it was built from."""
+    """An entry with the implementation that it was built from.
+
+    Args:
+        entry: What the factory returned.
+        implementation: The implementation.
+        choices: The kernels of the entry that have configurations, with those that they were built in.
+    """
 
     entry: Any
     implementation: Implementation
+    choices: tuple[Choice, ...] = ()
 
 
 _built: dict[Key, Built] = {}
@@ -54,20 +63,77 @@ def entry_of(op: str, interface: type[KernelInterface[Any]], implementation: Imp
         BuildError: `entry_for` or the factory failed. Nothing is stored, every waiting thread gets the error,
             the next call tries again, and no other implementation is taken in silence.
     """
+    return shared(build_of(op, interface, implementation, call)).entry
+
+
+def shared(build: Build) -> Built:
+    """What calls share of a build: reused, or built once."""
+    built = _built.get(build.key)
+    if built is None:
+        what = f"{build.implementation.full_key}, for {build.call},"
+        built = build_once(_built, build.key, build.recorded, what)
+    return built
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """What an implementation says about building its entry for a call.
+
+    Args:
+        op: The op's name.
+        interface: The interface.
+        implementation: The implementation.
+        call: The call.
+        identity: The build identity.
+        factory: Builds the entry.
+    """
+
+    op: str
+    interface: type[KernelInterface[Any]]
+    implementation: Implementation
+    call: CallSpec
+    identity: Hashable
+    factory: Callable[[], Any]
+
+    @property
+    def key(self) -> Key:
+        """What entries are shared by."""
+        return self.interface, self.implementation.cls, self.identity
+
+    def record_identity(self) -> Any:
+        """What a record of a tuning must be of to serve this build; raises `Unrecordable`."""
+        return identity_of(self.interface, self.implementation, self.call, self.identity)
+
+    def recorded(self) -> Built:
+        """The entry in the configurations on record; in the defaults where there are none, or they cannot be built."""
+        take = TakeRecorded(self.record_identity)
+        try:
+            return self.taking(take)
+        except BuildError:
+            if not take.took_another:
+                raise
+        return self.taking(take_default)
+
+    def taking(self, take: Take) -> Built:
+        """The entry in the configurations that `take` says. Nothing is stored."""
+        with _naming_the_failure(self.op, self.implementation, self.call), taking(take) as build:
+            entry = run_factory(self.implementation, self.call, self.factory)
+        return Built(entry, self.implementation, build.choices)
+
+
+def build_of(op: str, interface: type[KernelInterface[Any]], implementation: Implementation, call: CallSpec) -> Build:
+    """Ask `implementation` about building its entry for `call`; raises a `BuildError` where it fails to say."""
     with _naming_the_failure(op, implementation, call):
         identity, factory = implementation.cls.entry_for(call)
-        key = (interface, implementation.cls, identity)
-        hash(key)
-    built = _built.get(key)
-    if built is None:
-        what = f"{implementation.full_key}, for {call},"
-        built = build_once(_built, key, lambda: _build(op, implementation, call, factory), what)
-    return built.entry
+        hash(identity)
+    return Build(op, interface, implementation, call, identity, factory)
 
 
-def _build(op: str, implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Built:
-    with _naming_the_failure(op, implementation, call):
-        return Built(run_factory(implementation, call, factory), implementation)
+def put_in_place(build: Build, built: Built) -> Any:
+    """Let calls share `built` from now on; the entry that they shared until now, None where they shared none."""
+    before = _built.get(build.key)
+    _built[build.key] = built
+    return None if before is None else before.entry
 
 
 @contextlib.contextmanager
