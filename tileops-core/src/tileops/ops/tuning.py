@@ -57,9 +57,10 @@ def tune(op: Any, tensors: Sequence[Any], exchange: Callable[[Any, Any], None]) 
     """
     arguments = arguments_in_order(op.__class__, tuple(tensors), {})
     _check_runs(op, arguments)
+    op.check(*arguments)
+    _check_timed(op, arguments)
     with _one_at_a_time, torch.no_grad():
         selection = op.prepare(*arguments)
-        _check_timed(op, arguments)
         if selection.target is not None:
             return Tuning(
                 selection, remark=f"target {selection.target!r} takes this call over with a kernel of its own"
