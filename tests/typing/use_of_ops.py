@@ -92,6 +92,7 @@ assert_type(call.on("h200"), ScaleCall)
 op = LayerNormFwdOp((4,), eps=1e-6)
 assert_type(op.normalized_shape, tuple[int, ...])
 assert_type(op.explain(torch.ones(2, 4), on="h200"), tileops.Selection)
+assert_type(op.tune(torch.ones(2, 4), None), tileops.Tuning)
 assert_type(op.key_for("layer_norm", LayerNormCall(torch.device("cpu"), 4, torch.float32)), str)
 
 # ------------------------------------------------------------------------------------------------ front doors
