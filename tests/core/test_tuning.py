@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -78,7 +79,7 @@ def tunable(fake: Any, clock: Clock) -> Tunable:
 
 def configuration(op: Any, *tensors: Any) -> Configuration:
     """What the kernel that serves a call is built in."""
-    return dict(op.kernel_for(*asked_for(op, tensors)).configuration)
+    return op.kernel_for(*asked_for(op, tensors)).configuration
 
 
 X = torch.zeros(4)
@@ -369,6 +370,12 @@ def test_what_was_tried_is_told_in_full(fake: Any, tunable: Tunable, records: Pa
         "    takes=2.0: 0.50 × the default's time: taken",
         f"  kept in {next(records.iterdir())}",
     ]
+
+
+def test_what_was_found_crosses_the_border_of_a_process(backends: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_kernel_type("LayerNormFwdOp", "shifted", Shifted)
+    tuned = LayerNormFwdOp(8).tune(torch.randn(3, 8))
+    assert str(pickle.loads(pickle.dumps(tuned))) == str(tuned)
 
 
 # --------------------------------------------------------------------------------------------------------- records

@@ -46,6 +46,14 @@ class ShortRows(LayerNorm):
     def entry_for(cls, call: LayerNormCall) -> tuple[Hashable, Callable[[], ShortRows]]:
         return call.n, lambda: cls(call)
 
+    @classmethod
+    def configurations(cls, call: LayerNormCall) -> list[dict[str, int]]:
+        return [{"threads": 128}, {"threads": 256}]
+
+    def __init__(self, call: LayerNormCall) -> None:
+        super().__init__(call)
+        self.threads: int = self.configuration["threads"]
+
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias)
 

@@ -11,15 +11,14 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextvars import ContextVar
-from types import MappingProxyType
 from typing import Any, Final, cast
 
 from tileops.call_spec import CallSpec
 
-Configuration = Mapping[str, "bool | int | float | str | None"]
-"""One way to build a kernel: what varies, by name."""
+Configuration = Mapping[str, Any]
+"""One way to build a kernel: what varies, by name, each None, bool, int, float or str."""
 
-NO_CONFIGURATION: Final[Configuration] = MappingProxyType({})
+NO_CONFIGURATION: Final[Configuration] = {}
 """That of a kernel whose class lists none."""
 
 
@@ -113,7 +112,7 @@ def _checked(cls: type[Any], configuration: object) -> Configuration:
     if isinstance(configuration, Mapping):
         items = dict(cast("Mapping[object, object]", configuration))
         if items and all(isinstance(name, str) and _is_plain(value) for name, value in items.items()):
-            return MappingProxyType(cast("dict[str, Any]", items))
+            return cast("dict[str, Any]", items)
     raise TypeError(
         f"{cls.__qualname__}.configurations lists {configuration!r}; each is a mapping of names to None, bool, int, "
         "float or str"
