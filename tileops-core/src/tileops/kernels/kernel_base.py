@@ -2,7 +2,7 @@
 
 A `KernelInterface` is itself a `Kernel`, so an implementation only subclasses the interface. An implementation
 says which calls it serves by five declarations (`devices`, `supported_archs`, `refusal`, `general`,
-`preferred_over`) and how it is built by `entry_for`.
+`preferred_over`) and how it is built by `entry_for` and `configurations`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable, Generator, Hashable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from tileops.backend.units import Implementation
 from tileops.call_spec import CallSpec
@@ -136,23 +136,32 @@ def put_in_place(build: Build, built: Built) -> Any:
     return None if before is None else before.entry
 
 
+_UNHEARD: Final = {
+    "tilelang.jit.kernel": logging.INFO,  # that it compiles
+    "tilelang.cache.kernel_cache": logging.WARNING,  # that it has a program already, where one is built again
+}
+"""What TileLang logs for whoever compiles by hand: by logger, the highest level."""
+
+
 @contextlib.contextmanager
 def _quiet_compiler() -> Generator[None]:
-    """Drop the progress lines that TileLang logs while this thread compiles; its warnings are heard.
+    """Drop what TileLang logs while this thread compiles; its other warnings are heard.
 
-    The environment variable that silences them would do so for every other user of TileLang in the process.
+    The environment variable that silences it would do so for every other user of TileLang in the process.
     """
     thread = threading.get_ident()
 
     def is_heard(record: logging.LogRecord) -> bool:
-        return record.levelno > logging.INFO or record.thread != thread
+        return record.thread != thread or record.levelno > _UNHEARD[record.name]
 
-    logger = logging.getLogger("tilelang.jit.kernel")
-    logger.addFilter(is_heard)
+    loggers = [logging.getLogger(name) for name in _UNHEARD]
+    for logger in loggers:
+        logger.addFilter(is_heard)
     try:
         yield
     finally:
-        logger.removeFilter(is_heard)
+        for logger in loggers:
+            logger.removeFilter(is_heard)
 
 
 def run_factory(implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Any:
