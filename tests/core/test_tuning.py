@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import pickle
 import sys
@@ -21,7 +22,7 @@ from tileops.backend import Entry, Kernel, register_kernel_type
 from tileops.kernels.configurations import Configuration
 from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
 from tileops.norm import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
-from tileops.ops import op_base, timing, tuning, tuning_records
+from tileops.ops import entries, op_base, timing, tuning, tuning_records
 from tileops.ops.signature import asked_for
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -163,6 +164,34 @@ def test_a_tensor_that_requires_grad_is_tuned_with(backends: None, monkeypatch: 
     assert op.tune(x, weight).tensors == ("x (3, 8) float32", "weight (8,) float32")
     op(x, weight).sum().backward()
     assert weight.grad is not None
+
+
+def test_tuning_again_begins_with_the_default(fake: Any, tunable: Tunable, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = fake.op({"row": tunable(3.0, 1.0)})()
+    default = op.kernel_for(*asked_for(op, (X,)))
+    op.tune(X)
+    monkeypatch.setattr(timing.Stopwatch, "ratios", lambda self, runs: [1.0, 1.5])
+    assert op.tune(X).kernels[0].taken == 0
+    assert configuration(op, X) == default.configuration
+    tileops.clear()
+    assert configuration(op, X) == default.configuration
+
+
+def test_threads_that_tune_one_entry_leave_one_that_all_share(backends: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_kernel_type("LayerNormFwdOp", "shifted", Shifted)
+    op, x, turns = LayerNormFwdOp(8), torch.randn(3, 8), itertools.cycle([0.5, 1.5])
+    right = op(x)
+    monkeypatch.setattr(timing.Stopwatch, "ratios", lambda self, runs: [1.0, next(turns)])
+
+    def work(at: int) -> bool:
+        if at % 4 == 0:
+            op.tune(x)
+        return torch.allclose(op(x), right, atol=1e-4)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(64)))
+    (built,) = [one for one in entries.built_entries() if one.implementation.cls is Shifted]
+    assert op.kernel_for(*asked_for(op, (x,))) is built.entry
 
 
 # --------------------------------------------------------------------------------------------- several kernels
