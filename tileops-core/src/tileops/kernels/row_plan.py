@@ -19,6 +19,9 @@ THREADS_PER_SM: Final = 1536  # the least of the architectures served; others ru
 HeldLimits = tuple[tuple[int, int], ...]
 """Numbers of threads that a block may give one row, fewest first, each with the registers that a thread may hold."""
 
+MOST_HELD: Final = 32
+"""Registers with which a thread may hold its part of a row: half of the 64 that each of 1024 can have."""
+
 HELD_BY_WARP: Final = 12
 """Registers with which a thread of a warp, or of a part of one, may hold its part of a row.
 
@@ -176,6 +179,26 @@ def held_row_plan(n: int, dtype: torch.dtype, limits: HeldLimits) -> RowPlan | N
         if ceil_div(vectors, lanes) * words <= most:
             return RowPlan(n, vector, words, lanes, rows_per_block=1)
     return None
+
+
+def held_row_configurations(n: int, dtype: torch.dtype, limits: HeldLimits) -> list[dict[str, int]]:
+    """Plans to try for a row that registers hold, by what varies: that of `held_row_plan` first.
+
+    Others give a row half, twice or four times the threads, or a block half or twice the rows that share or take a
+    warp. Each thread of a row has a vector.
+    """
+    plan = held_row_plan(n, dtype, limits)
+    if plan is None:
+        return []
+    most_threads = limits[-1][0]
+    lanes, rows = plan.lanes, plan.rows_per_block
+    shapes = [(lanes, rows // 2), (lanes, rows * 2)] if lanes <= 32 else []
+    others = [other for other in (lanes // 2, lanes * 2, lanes * 4) if 0 < other <= min(plan.vectors, most_threads)]
+    shapes += [(other, 128 // other if other <= 32 else 1) for other in others]
+    plans = [plan, *(dataclasses.replace(plan, lanes=lanes, rows_per_block=rows) for lanes, rows in shapes)]
+    return [
+        {"lanes": one.lanes, "rows_per_block": one.rows_per_block} for one in plans if one.held_registers <= MOST_HELD
+    ]
 
 
 def streamed_row_plan(n: int, dtype: torch.dtype) -> RowPlan:
