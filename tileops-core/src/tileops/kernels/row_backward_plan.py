@@ -71,6 +71,16 @@ class BackwardPlan:
     blocks_per_sm: int
 
     @property
+    def quad(self) -> int:
+        """Sums of a thread that lie side by side in shared memory, 16 bytes, beside those of the next thread."""
+        return min(self.row.vector, 4)
+
+    @property
+    def quads_of_vector(self) -> tuple[int, ...]:
+        """What a vector has of them."""
+        return tuple(range(self.row.vector // self.quad))
+
+    @property
     def threads_per_sm(self) -> int:
         """Threads that run on an SM together."""
         return self.row.threads * self.blocks_per_sm

@@ -12,6 +12,7 @@ import torch
 
 from tileops.kernels.compiled_program import traced
 from tileops.kernels.row_backward_plan import BackwardPlan
+from tileops.kernels.row_backward_sums_program import add_to_sum, write_sum
 from tileops.kernels.row_plan import power_of_two_from
 from tileops.kernels.shared_program import (
     WARP,
@@ -58,10 +59,7 @@ def row_backward_held(
     group, warps = min(lanes, WARP), max(lanes // WARP, 1)
     merged = power_of_two_from(warps)
     together = row_plan.rows_per_block
-    # In shared memory a thread's sums lie 16 bytes side by side, and beside those of the next thread.
-    quad = min(vector, 4)
-    quads_of_vector = tuple(range(vector // quad))
-    kept_shape = (plan.sums, row_plan.elements // quad, row_plan.threads, quad) if in_shared else (1, 1, 1, 1)
+    kept_shape = (plan.sums, row_plan.elements // plan.quad, row_plan.threads, plan.quad) if in_shared else (1, 1, 1, 1)
     groups_shape = (together, n) if together > 1 and plan.sums else (1, 1)
     rows, parts = T.dynamic("rows"), T.dynamic("parts") if plan.sums else 1
 
@@ -150,24 +148,6 @@ def row_backward_held(
             group_sum(squares, 1, merged)
 
     @traced(T.macro)
-    def add_to_sum(sums, kept, which, step, added):
-        """Add `added` (float32, local, vector) to the thread's sum `which` at `step`."""
-        if in_shared:
-            thread = T.get_thread_binding()
-            quad_sum = T.alloc_local((quad,), "float32")
-            for at in quads_of_vector:
-                place = step * len(quads_of_vector) + at
-                for j in T.vectorized(quad):
-                    quad_sum[j] = kept[which, place, thread, j]
-                for j in T.unroll(quad):
-                    quad_sum[j] = quad_sum[j] + added[at * quad + j]
-                for j in T.vectorized(quad):
-                    kept[which, place, thread, j] = quad_sum[j]
-        else:
-            for j in T.unroll(vector):
-                sums[which, step * vector + j] = sums[which, step * vector + j] + added[j]
-
-    @traced(T.macro)
     def finish_row(
         grad_x, row, held_x, held_grad, scale, weight, origin, totals, sum_of_x, squares, sums, kept, eps, lane
     ):
@@ -201,49 +181,9 @@ def row_backward_held(
                     for j in T.vectorized(vector):
                         grad_x[row, row_plan.column(step, lane) + j] = result[j]
                 if of_weight:
-                    add_to_sum(sums, kept, 0, step, to_weight)
+                    add_to_sum(sums, kept, plan, 0, step, to_weight)
                 if of_bias:
-                    add_to_sum(sums, kept, plan.sums - 1, step, to_bias)
-
-    @traced(T.macro)
-    def put(gradient, partials, which, blocks, block, column, values, count):
-        """Write a part of the sum `which`: of the only block that is the gradient."""
-        if blocks == 1:
-            for j in T.unroll(count):
-                gradient[column + j] = T.cast(values[j], gradient.dtype)
-        else:
-            for j in T.vectorized(count):
-                partials[which, block, column + j] = values[j]
-
-    @traced(T.macro)
-    def write_sum(gradient, partials, which, blocks, block, sums, kept, groups, thread, lane):
-        """Write the sum `which` of the block: of its rows side by side, in order, where it takes several."""
-        quad_sum = T.alloc_local((quad,), "float32")
-        if together == 1:
-            for step in steps:
-                if row_plan.holds(step, lane):
-                    for at in quads_of_vector:
-                        for j in T.vectorized(quad):
-                            if in_shared:
-                                quad_sum[j] = kept[which, step * len(quads_of_vector) + at, thread, j]
-                            else:
-                                quad_sum[j] = sums[which, step * vector + at * quad + j]
-                        column = row_plan.column(step, lane) + at * quad
-                        put(gradient, partials, which, blocks, block, column, quad_sum, quad)
-        else:
-            T.sync_threads()
-            for step in steps:
-                if row_plan.holds(step, lane):
-                    for j in T.unroll(vector):
-                        groups[thread // lanes, row_plan.column(step, lane) + j] = sums[which, step * vector + j]
-            T.sync_threads()
-            for turn in T.serial(T.ceildiv(n, row_plan.threads)):
-                column = turn * row_plan.threads + thread
-                if column < n:
-                    quad_sum[0] = 0.0
-                    for other in T.serial(together):
-                        quad_sum[0] = quad_sum[0] + groups[other, column]
-                    put(gradient, partials, which, blocks, block, column, quad_sum, 1)
+                    add_to_sum(sums, kept, plan, plan.sums - 1, step, to_bias)
 
     @traced(T.prim_func)
     def row_backward_held(
@@ -286,7 +226,7 @@ def row_backward_held(
             for which in T.unroll(plan.sums):
                 for i in T.unroll(row_plan.elements):
                     if in_shared:
-                        kept[which, i // quad, thread, i % quad] = 0.0
+                        kept[which, i // plan.quad, thread, i % plan.quad] = 0.0
                     else:
                         sums[which, i] = 0.0
 
@@ -311,8 +251,8 @@ def row_backward_held(
                         eps, lane,
                     )  # fmt: skip
             if of_weight:
-                write_sum(grad_weight, partials, 0, blocks, block, sums, kept, groups, thread, lane)
+                write_sum(grad_weight, partials, plan, 0, blocks, block, sums, kept, groups)
             if of_bias:
-                write_sum(grad_bias, partials, plan.sums - 1, blocks, block, sums, kept, groups, thread, lane)
+                write_sum(grad_bias, partials, plan, plan.sums - 1, blocks, block, sums, kept, groups)
 
     return row_backward_held

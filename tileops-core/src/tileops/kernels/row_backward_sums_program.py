@@ -1,5 +1,5 @@
 # pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
-"""What blocks left of the sums over rows, added up in a fixed order."""
+"""The sums over rows of the backward: what a block keeps and leaves of them, and the program that adds that up."""
 
 from typing import Any
 
@@ -7,15 +7,79 @@ import tilelang.language as T
 import torch
 
 from tileops.kernels.compiled_program import traced
+from tileops.kernels.row_backward_plan import BackwardPlan
 from tileops.kernels.shared_program import WARP, group_sum, tilelang_dtype
 
-__all__ = ["sums_of_parts"]
+__all__ = ["add_to_sum", "sums_of_parts", "write_sum"]
 
 ACROSS = 32
 """Columns of a block, and threads of each."""
 
 IN_FLIGHT = 4
 """Parts that a thread loads together."""
+
+
+@T.macro
+def add_to_sum(sums, kept, plan: BackwardPlan, which: int, step: int, added):
+    """Add `added` (float32, local, vector) to the thread's sum `which` at `step`: in `sums`, or shared, in `kept`."""
+    thread = T.get_thread_binding()
+    quad_sum = T.alloc_local((plan.quad,), "float32")
+    if plan.sums_in_shared:
+        for at in plan.quads_of_vector:
+            for j in T.vectorized(plan.quad):
+                quad_sum[j] = kept[which, step * len(plan.quads_of_vector) + at, thread, j]
+            for j in T.unroll(plan.quad):
+                quad_sum[j] = quad_sum[j] + added[at * plan.quad + j]
+            for j in T.vectorized(plan.quad):
+                kept[which, step * len(plan.quads_of_vector) + at, thread, j] = quad_sum[j]
+    else:
+        for j in T.unroll(plan.row.vector):
+            sums[which, step * plan.row.vector + j] = sums[which, step * plan.row.vector + j] + added[j]
+
+
+@T.macro
+def write_sum(gradient, partials, plan: BackwardPlan, which: int, blocks, block, sums, kept, groups):
+    """Write the sum `which` of the block: of its rows side by side, in order, where it takes several."""
+    thread = T.get_thread_binding()
+    lane = thread % plan.row.lanes
+    quad_sum = T.alloc_local((plan.quad,), "float32")
+    if plan.row.rows_per_block == 1:
+        for step in plan.row.steps:
+            if plan.row.holds(step, lane):
+                for at in plan.quads_of_vector:
+                    for j in T.vectorized(plan.quad):
+                        if plan.sums_in_shared:
+                            quad_sum[j] = kept[which, step * len(plan.quads_of_vector) + at, thread, j]
+                        else:
+                            quad_sum[j] = sums[which, step * plan.row.vector + at * plan.quad + j]
+                    column = plan.row.column(step, lane) + at * plan.quad
+                    put(gradient, partials, which, blocks, block, column, quad_sum, plan.quad)
+    else:
+        T.sync_threads()
+        for step in plan.row.steps:
+            if plan.row.holds(step, lane):
+                for j in T.unroll(plan.row.vector):
+                    column_of_value = plan.row.column(step, lane) + j
+                    groups[thread // plan.row.lanes, column_of_value] = sums[which, step * plan.row.vector + j]
+        T.sync_threads()
+        for turn in T.serial(T.ceildiv(plan.row.n, plan.row.threads)):
+            column = turn * plan.row.threads + thread
+            if column < plan.row.n:
+                quad_sum[0] = 0.0
+                for other in T.serial(plan.row.rows_per_block):
+                    quad_sum[0] = quad_sum[0] + groups[other, column]
+                put(gradient, partials, which, blocks, block, column, quad_sum, 1)
+
+
+@T.macro
+def put(gradient, partials, which: int, blocks, block, column, values, count: int):
+    """Write `values[:count]` (float32, local) of the sum `which` at `column`: of a lone block, that is the gradient."""
+    if blocks == 1:
+        for j in T.unroll(count):
+            gradient[column + j] = T.cast(values[j], gradient.dtype)
+    else:
+        for j in T.vectorized(count):
+            partials[which, block, column + j] = values[j]
 
 
 def sums_of_parts(
