@@ -140,9 +140,9 @@ def _plan_in_shared(
     blocks = smem_budget // (sums * row.elements * row.threads * 4 + EXCHANGE_BYTES)
     if not blocks:
         return None
-    keeps_weight = sums > 1
-    registers = _registers(row, weight_dtype if keeps_weight else None, sums)
-    blocks = min(blocks, _blocks_per_sm(row, registers))
+    registers = _registers(row, weight_dtype, sums)
+    keeps_weight = registers * row.threads <= REGISTERS_PER_SM
+    blocks = min(blocks, _blocks_per_sm(row, registers if keeps_weight else _registers(row, None, sums)))
     return BackwardPlan(row, sums, sums_in_shared=True, keeps_weight=keeps_weight, blocks_per_sm=blocks)
 
 

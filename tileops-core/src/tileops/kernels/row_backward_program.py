@@ -25,6 +25,7 @@ from tileops.kernels.shared_program import (
     load_columns,
     load_columns_at,
     load_row,
+    settle,
     take_origin,
     tilelang_dtype,
 )
@@ -223,6 +224,7 @@ def row_backward_held(
             load(next_x, next_grad, next_origin, x, grad, T.min(first, rows - 1), lane)
             if has_weight and not reads_weight:
                 load_columns(scale, weight, row_plan, lane)
+                settle(scale, row_plan.elements, rows)
             for which in T.unroll(plan.sums):
                 for i in T.unroll(row_plan.elements):
                     if in_shared:

@@ -32,6 +32,7 @@ __all__ = [
     "load_row_at",
     "merge_moments",
     "merge_samples_of_warps",
+    "settle",
     "sized_block_sum",
     "store_row",
     "store_row_at",
@@ -217,6 +218,18 @@ def keep_packed(held, plan: RowPlan):
     """
     if plan.elements_per_word > 1:
         T.warpgroup_fence_operand(held)
+
+
+@T.macro
+def settle(held, count: int, rows):
+    """Wait here for the loads that fill `held[:count]` (local), and leave it as it is; `rows` is a positive number.
+
+    Loads are counted on a few scoreboards, and who first uses a value waits for all that its scoreboard counts.
+    Where that use is in a loop which fetches ahead, each turn waits for its own fetch. The zero that is added here is
+    one that no compiler knows.
+    """
+    for i in T.unroll(count):
+        held[i] = T.cast(T.cast(held[i], "float32") + T.cast(T.max(-rows, 0), "float32"), held.dtype)
 
 
 @T.macro
