@@ -98,6 +98,17 @@ def test_the_running_statistics_are_means_over_the_batch_and_the_variance_is_unb
     assert (mean.item(), variance.item()) == (6.5, 5.0)
 
 
+@pytest.mark.parametrize(
+    "op", [GroupNormFwdOp(3), InstanceNormFwdOp(), InstanceNormFwdOp(use_input_stats=False)], ids=repr
+)
+def test_a_call_made_again_gives_the_same(op: Any) -> None:
+    x, statistics = drawn(3, 6, 8), [] if isinstance(op, GroupNormFwdOp) else list(running())
+    given = [statistics] if isinstance(op, GroupNormFwdOp) or not op.use_input_stats else [statistics, [None, None]]
+    for beside in given:
+        results = [op(x, *beside, *affine()) for _ in range(4)]
+        assert all(torch.equal(results[0], one) for one in results)
+
+
 @pytest.mark.parametrize("present", ["weight", "bias", "none"])
 @pytest.mark.parametrize("kind", [torch.float16, torch.float32], ids=str)
 def test_affine_tensors_may_be_absent_and_in_float32_or_in_the_dtype_of_x(

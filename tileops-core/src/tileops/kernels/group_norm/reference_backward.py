@@ -7,7 +7,6 @@ from typing import final
 from torch import Tensor
 
 from tileops.kernels.dtypes import refusal_of_dtypes
-from tileops.kernels.gradients import gradients_by_reference
 from tileops.kernels.group_norm.backward_interface import GroupNormBwd, GroupNormBwdCall
 
 
@@ -25,4 +24,7 @@ class ReferenceGroupNormBwd(GroupNormBwd):
     def forward(self, grad: Tensor, x: Tensor, weight: Tensor | None) -> tuple[Tensor | None, ...]:
         """See `GroupNormBwd.forward`."""
         assert self.call is not None
-        return gradients_by_reference(self, (self.call.weight_dtype, self.call.bias_dtype), grad, x, weight)
+        wide = (grad.float(), x.float(), None if weight is None else weight.float())
+        gradients = self.reference(self.call, *wide)
+        dtypes = (self.call.dtype, self.call.weight_dtype, self.call.bias_dtype)
+        return tuple(None if one is None else one.to(dtype) for one, dtype in zip(gradients, dtypes))

@@ -28,7 +28,6 @@ from tileops.ops.norm.running import (
 from tileops.ops.norm.shape import check_channels, dtype_of, empty_in_order
 from tileops.ops.op_base import Op
 from tileops.torch_boundary import TorchOp
-from tileops.torch_guards import Sizes
 
 
 class InstanceNormFwdOp(Op):
@@ -156,12 +155,6 @@ class InstanceNormFwdOp(Op):
             )
         elif running_mean is not None:
             check_running_written(x, **beside)
-
-    def call_sizes(self, x: Tensor, *beside: Tensor | None) -> Sizes | None:
-        """All sizes: the number of rows has a class in the spec. None with running statistics, which may be copied."""
-        if any(one is not None for one in beside[:2]):
-            return None
-        return [tuple(x.shape), *([tuple(x.shape[1:2])] * len(beside))]
 
     def empty_results(
         self,
