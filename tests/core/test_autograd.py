@@ -649,7 +649,7 @@ def test_autocast_on_cuda_is_torchs_own_table() -> None:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     found = {
         name
-        for name in ("layer_norm", "rms_norm", "batch_norm_train", "group_norm", "instance_norm", "instance_norm_infer")
+        for name in ("layer_norm", "rms_norm", "batch_norm_train", "group_norm", "instance_norm", "instance_norm_train")
         if getattr(torch.ops.tileops, name) and has_kernel(f"tileops::{name}", "AutocastCUDA")
     }
     assert found == {"layer_norm", "rms_norm", "group_norm"}

@@ -205,9 +205,11 @@ class Norms(nn.Module):
         super().__init__()
         self.layer, self.rms = tileops.nn.LayerNorm(4), tileops.nn.RMSNorm(4)
         self.batch, self.average = tileops.nn.BatchNorm1d(4), tileops.nn.BatchNorm1d(4, momentum=None)
+        self.group, self.instance = tileops.nn.GroupNorm(2, 4), tileops.nn.InstanceNorm1d(4, track_running_stats=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.average(self.batch(self.rms(self.layer(x))))
+        rows = self.group(self.average(self.batch(self.rms(self.layer(x)))))
+        return self.instance(rows.t()[None])
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")  # inductor's own use of it

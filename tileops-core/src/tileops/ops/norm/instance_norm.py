@@ -59,7 +59,8 @@ class InstanceNormFwdOp(Op):
     sharding = instance_norm_sharding.forward
     any_layout = True  # the result has x's memory order
     torch_ops = {
-        "": TorchOp(where={"use_input_stats": True}, writes=("running_mean", "running_var")),
+        "": TorchOp(where={"use_input_stats": True}, omits=("momentum",), absent=("running_mean", "running_var")),
+        "train": TorchOp(where={"use_input_stats": True}, writes=("running_mean", "running_var")),
         "infer": TorchOp(where={"use_input_stats": False}, omits=("momentum",), writes=()),
     }
 
