@@ -16,6 +16,8 @@ from tileops.kernels.group_norm.interface import ROWS_CAP, sample_x
 from tileops.kernels.instance_norm import InstanceNormTrain, InstanceNormTrainCall
 from tileops.kernels.kernel_base import KernelInterface
 from tileops.ops import op_base
+from tileops.testing import Limits
+from tileops.testing.target_rules import _cases
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("backends")
@@ -316,6 +318,12 @@ def test_the_reference_kernels_compute_what_their_interfaces_promise(
             if result is not None:
                 relative, absolute = interface.tolerance(result.dtype)
                 torch.testing.assert_close(result.double(), expected, rtol=relative, atol=absolute)
+
+
+@pytest.mark.parametrize("op", [GroupNormFwdOp, GroupNormFwdOp.backward, InstanceNormFwdOp, InstanceNormFwdOp.backward])
+def test_some_sample_calls_are_calls_of_the_op_which_a_target_is_tried_with(op: Any) -> None:
+    asked = {type(case.call) for case in _cases(op, Limits(samples=20, elements=1 << 14))}
+    assert asked == {interface.request for interface in op.interfaces.values()}
 
 
 # ------------------------------------------------------------------------------------------------- bad input
