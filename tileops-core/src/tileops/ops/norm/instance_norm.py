@@ -141,7 +141,7 @@ class InstanceNormFwdOp(Op):
     ) -> None:
         """Refuse arguments that do not fit."""
         beside = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
-        check_channels("instance norm", x, **beside)
+        check_channels("instance norm", x, beside)
         check_pair(running_mean, running_var)
         if not self.use_input_stats:
             if running_mean is None:
@@ -155,7 +155,7 @@ class InstanceNormFwdOp(Op):
                 "of its input, instance norm takes at least two"
             )
         elif running_mean is not None:
-            check_running_written(x, **beside)
+            check_running_written(x, beside)
 
     def empty_results(
         self,

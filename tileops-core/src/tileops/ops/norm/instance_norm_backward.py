@@ -108,7 +108,7 @@ class InstanceNormBwdOp(BackwardOp):
         weight: Tensor | None = None,
     ) -> None:
         """Refuse arguments that do not fit."""
-        check_channels("instance norm", x, weight=weight)
+        check_channels("instance norm", x, {"weight": weight})
         check_like("grad", grad, x)
         if not self.use_input_stats:
             check_constants(x, mean, invstd)
