@@ -35,21 +35,28 @@ class Peer:
     def __init__(
         self, command: Sequence[str], folder: str | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
-        variables = {**os.environ, **(environment or {})}
+        self._command = command
+        self._environment = {**os.environ, **(environment or {})}
         if folder is not None:
-            variables["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, variables.get("PYTHONPATH"))))
+            behind = self._environment.get("PYTHONPATH")
+            self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, behind)))
+        self._start()
+
+    def _start(self) -> None:
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with the peer
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=self._log, env=variables, encoding="utf-8"
+            self._command, stdin=pipe, stdout=pipe, stderr=self._log, env=self._environment, encoding="utf-8"
         )
 
     def answer(self, **request: Any) -> dict[str, Any]:
         """What it answers.
 
         Raises:
-            PeerError: It could not do what was asked, or is gone.
+            PeerError: It could not do what was asked, or its process ended; the next request starts another.
         """
+        if self._log.closed:
+            self._start()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -58,7 +65,9 @@ class Peer:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise PeerError(f"its process ended: {self._last_words()}")
+            words = self._last_words()
+            self.close()
+            raise PeerError(f"its process ended: {words}")
         answer = json.loads(line)
         if "error" in answer:
             raise PeerError(answer["error"].partition("\n")[0])
