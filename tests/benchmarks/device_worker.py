@@ -13,7 +13,6 @@ It is started as `device_worker.py DEVICE [FOLDER]`, FOLDER being a peer's; `ser
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 import time
@@ -28,12 +27,18 @@ from norm_arms import Call, Tensors
 from norm_cases import Bar, Case
 from torch import Tensor
 
-COPIES: dict[str, Callable[[Tensor], Tensor]] = {"copy": torch.bitwise_not, "memcpy": torch.clone}
+COPY = "copy"
+ROTATED = 1.25
+"""Inputs and outputs of all calls together, over the cache of the device."""
+
 LEAST_SECONDS = 1.5e-3
 """What a graph takes, at least: a thousand times what a clock of the device resolves."""
 
 MOST_ERROR = 2e-2
 """The distance from torch's result, as a share of its length: some steps of bfloat16, in every element."""
+
+KEPT = 6 << 30
+"""Bytes that a process keeps from one case to the next: to give them back takes longer than many a case."""
 
 COMPILERS = 16
 """Kernels of ours that are compiled at once."""
@@ -84,7 +89,7 @@ class Worker:
 
     def _prepare(self, arm: str, case: dict[str, Any]) -> dict[str, Any]:
         on = serving.machine(self.device)
-        if arm in COPIES:
+        if arm == COPY:
             return {"kernel": "", "on": on}
         (tensors,) = self._draw(case_of(case), 1)
         with torch.no_grad():
@@ -105,16 +110,16 @@ class Worker:
         return {}
 
     def _sets(self, case: Case) -> int:
-        """How many calls have tensors of their own: twice what the cache of the device holds, two at least."""
+        """How many calls have tensors of their own: more than the cache of the device holds, two at least."""
         if self._stream is None:
             return 2
         cache = torch.cuda.get_device_properties(self.device).L2_cache_size
-        return max(2, math.ceil(2 * cache / case.moved))
+        return max(2, math.ceil(ROTATED * cache / case.moved))
 
     def _calls(self, arm: str, case: Case, sets: int) -> Iterator[Call]:
-        if arm in COPIES:
+        if arm == COPY:
             words = torch.zeros(sets, case.moved // 2 // 4, dtype=torch.int32, device=self.device)
-            return (functools.partial(COPIES[arm], one) for one in words)
+            return (one.clone for one in words)
         if self._drawn is None or self._drawn[0] != case:
             self._drawn = case, self._draw(case, sets)
         return (norm_arms.arm(arm)(case.op, tensors) for tensors in self._drawn[1])
@@ -150,7 +155,7 @@ class Worker:
     def _drop(self) -> dict[str, Any]:
         self._replays.clear()
         self._drawn = None
-        if self._stream is not None:
+        if self._stream is not None and torch.cuda.memory_reserved() > KEPT:
             torch.cuda.empty_cache()
         return {}
 

@@ -29,7 +29,7 @@ def median(record: Record, arm: str) -> float | None:
 
 def rivals(record: Record) -> dict[str, float]:
     """The medians of all but ours and the copy."""
-    others = {arm: median(record, arm) for arm in record["times"] if arm not in (OURS, FLOOR, "memcpy")}
+    others = {arm: median(record, arm) for arm in record["times"] if arm not in (OURS, FLOOR)}
     return {arm: time for arm, time in others.items() if time is not None}
 
 
@@ -51,10 +51,13 @@ def verdicts(record: Record) -> list[tuple[str, bool | None]]:
     found: list[tuple[str, bool | None]] = []
     if bar["copy"] is not None:
         ratio = over(record, OURS, FLOOR)
-        found.append((f"{shown(ratio)} ≤ {bar['copy']:.2f} × copy", _met(ratio, bar["copy"])))
+        found.append((f"{shown(ratio)} of at most {bar['copy']:.2f} × copy", _met(ratio, bar["copy"])))
     if bar["rival"] is not None:
         ratio = over(record, OURS, best)
-        most, said = bar["rival"], f"{shown(ratio)} ≤ {bar['rival']:.2f} × {TITLES.get(best, best) or 'best rival'}"
+        most, said = (
+            bar["rival"],
+            f"{shown(ratio)} of at most {bar['rival']:.2f} × {TITLES.get(best, best) or 'the best rival'}",
+        )
         if bar["margin"]:
             said += f" + {bar['margin']} µs"
             most += bar["margin"] / rivals(record)[best] if best else 0.0

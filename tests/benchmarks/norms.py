@@ -29,9 +29,12 @@ from rich.console import Console
 from rich.table import Table
 from timing import order_of, quartiles
 
-TOGETHER = (FLOOR, "memcpy", OURS, TORCH)
+TOGETHER = (FLOOR, OURS, TORCH)
 """Timed in one process."""
 OWN = (*TOGETHER, COMPILE)
+NOT_MEASURED = "not measured"
+LEAST_ROUNDS, CASE_SECONDS = 3, 0.5
+"""A case has three rounds, and more while it has taken less than this."""
 
 
 @dataclass
@@ -51,7 +54,7 @@ class Timing:
     def report(self) -> dict[str, Any]:
         """The times as JSON holds them."""
         if self.problem or not self.seconds:
-            return {"problem": self.problem or "not measured"}
+            return {"problem": self.problem or NOT_MEASURED}
         return {"microseconds": [round(1e6 * value, 3) for value in quartiles(self.seconds)]}
 
 
@@ -106,9 +109,12 @@ class Run:
         self.on.setdefault(arm, answer.get("on", ""))
 
     def measure(self, case: Case, rounds: int) -> None:
-        """Capture the case in every process, then replay in turns."""
+        """Capture the case in every process, then replay in turns, at most `rounds` times."""
         self._at_once(lambda arm, case: self._ask("capture", arm, case) and None, [case])
+        begun = time.monotonic()
         for turn in range(rounds):
+            if turn >= LEAST_ROUNDS and time.monotonic() - begun > CASE_SECONDS:
+                break
             for arm in order_of(list(self._arms), turn):
                 answer = self._ask("replay", arm, case)
                 self.timings[case][arm].seconds += [answer["seconds"]] if answer else []
@@ -157,18 +163,19 @@ def shown_time(microseconds: float | None) -> str:
 
 def judged(record: Record) -> list[str]:
     """Each part of the bar, and what came of it."""
-    state = {True: "met", False: "MISSED", None: "not measured"}
+    state = {True: "met", False: "MISSED", None: NOT_MEASURED}
     return [f"{said}: {state[met]}" for said, met in verdicts(record)]
 
 
 def problems_of(records: Iterable[Record]) -> list[str]:
-    """A line for each arm that has no time, and why."""
-    return [
-        f"{record['op']} {record['name']}: {TITLES.get(arm, arm)}: {times['problem']}"
-        for record in records
-        for arm, times in record["times"].items()
-        if "problem" in times
-    ]
+    """Why arms have no time: a line for each op, arm and reason, with the cases."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for record in records:
+        for arm, times in record["times"].items():
+            problem = times.get("problem", NOT_MEASURED)
+            if problem != NOT_MEASURED:
+                found.setdefault((record["op"], TITLES.get(arm, arm), problem), []).append(record["name"])
+    return [f"{': '.join(key)} ({', '.join(names)})" for key, names in found.items()]
 
 
 def summary_of(records: Sequence[Record]) -> Table:
@@ -191,7 +198,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of(__doc__.partition("\n")[0], OWN)
     parser.add_argument("--op", action="append", choices=PASSES, help="only this op; may be repeated")
     parser.add_argument("--case", action="append", metavar="TEXT", help="only cases whose name has it; may be repeated")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10, help="of each case, at most")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after this time")
     parser.add_argument("--prepare", action="store_true", help="compile and compare, and time nothing")
     parser.add_argument(
@@ -250,11 +257,10 @@ def measured(run: Run, options: argparse.Namespace, console: Console, begun: flo
             if time.monotonic() - begun < options.seconds:
                 run.measure(case, options.rounds)
             records.append(run.record(case))
-        console.print(table_of(op, records[-len(of_op) :]))
+        console.print(table_of(op, records[-len(of_op) :]), f"{time.monotonic() - begun:.0f} s")
         if options.json is not None:  # after each op: what was measured outlives an interruption
             report = report_of(run, records, options)
             options.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    console.print(f"measured in {time.monotonic() - begun:.0f} s")
     return records
 
 
