@@ -1,6 +1,6 @@
 """Compile every kernel of ours for every architecture that it is declared for; no GPU is needed.
 
-Usage: python tools/compile_all.py [--op NAME …] [--board NAME …] [--processes N] [--seconds N]
+Usage: python tests/ops/compile_all.py [--op NAME …] [--board NAME …] [--builds N] [--processes N] [--seconds N]
 
 Walks the sample calls of every op's interfaces on one board of each architecture, and builds each implementation
 that serves a call there, once for each build identity. Prints what failed, and what the compiler spilled.
@@ -77,15 +77,15 @@ class Outcome:
     spills: tuple[str, ...] = ()
 
 
-def jobs(ops: Sequence[str], boards: Sequence[str]) -> list[Job]:
-    """Every build, once for each identity, the kinds in turn."""
+def jobs(ops: Sequence[str], boards: Sequence[str], builds: int | None = None) -> list[Job]:
+    """Every build, or so many of each kind, once for each identity; the kinds in turn."""
     kinds: dict[tuple[str, str, str], dict[Any, Job]] = defaultdict(dict)
     for op, board in itertools.product(ops, boards):
         for job in _served(op, board):
             cls = find_op(op).kernel_types[job.key]
             kinds[job.kind].setdefault(cls.entry_for(job.call)[0], job)
-    rounds = itertools.zip_longest(*(builds.values() for builds in kinds.values()))
-    return [job for turn in rounds for job in turn if job is not None]
+    rounds = itertools.zip_longest(*(of_kind.values() for of_kind in kinds.values()))
+    return [job for turn in itertools.islice(rounds, builds) for job in turn if job is not None]
 
 
 def _served(op: str, board: str) -> Iterator[Job]:
@@ -207,17 +207,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--op", action="append", choices=IN_TREE_OPS, help="only this op; may be repeated")
     parser.add_argument("--board", action="append", choices=KNOWN_BOARDS, help="only this board; may be repeated")
+    parser.add_argument("--builds", type=int, help="at most so many of each implementation on each board")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no build after this time")
     options = parser.parse_args(arguments)
-    work = jobs(options.op or tuple(IN_TREE_OPS), options.board or BOARDS)
+    work = jobs(options.op or tuple(IN_TREE_OPS), options.board or BOARDS, options.builds)
     with tempfile.TemporaryDirectory() as cache:  # what is found in a cache is not compiled
         os.environ.update(TILELANG_CACHE_DIR=cache, TILELANG_VERBOSE="1", TILELANG_PRINT_ON_COMPILATION="0")
         outcomes = run(work, options.processes, options.seconds)
+    console = Console(width=None if sys.stdout.isatty() else 160)
     for table in tables(work, outcomes):
-        Console(width=None if sys.stdout.isatty() else 160).print(table, markup=False)
+        console.print(table, markup=False)
     failures = sum(bool(outcome.problem) for outcome in outcomes.values())
-    print(f"{len(outcomes)} of {len(work)} builds tried, {failures} failed")
+    console.print(f"{len(outcomes)} of {len(work)} builds tried, {failures} failed")
     sys.exit(1 if failures or len(outcomes) < len(work) else 0)
 
 
