@@ -3,7 +3,7 @@
 # make check  everything that CI runs
 # make fix    repair format and lint
 # make bench  measure the budgets: ratios of things timed in one run (minutes)
-# make compile-all  compile every kernel for every architecture (an hour on 2 cores)
+# make compile-all  compile every kernel for every architecture (an hour or two on 2 cores)
 # PYTHON=python3.12 make demo   with a Python of your choice
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \

@@ -58,7 +58,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Job:
     kernel = find_op("RMSNormFwdOp").kernel_types["held_row"]
     (job,) = compile_all.jobs(("RMSNormFwdOp",), ("h200",), 1)[:1]
     monkeypatch.setattr(kernel, "entry_for", entry_for)
-    monkeypatch.setitem(sys.modules, "tilelang", SimpleNamespace(logger=logging.Logger("tilelang")))
+    monkeypatch.setitem(sys.modules, "tilelang", SimpleNamespace(logger=logging.getLogger(__name__)))
     return job
 
 
