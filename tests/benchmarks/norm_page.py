@@ -132,7 +132,9 @@ def section(report: Mapping[str, Any]) -> str:
     ops = by_op(report["cases"])
     on = sorted({f"{on} ({', '.join(arms)})" for on, arms in _machines(report["on"]).items()})
     lines = [
-        f"Measured on: {'; '.join(on)}; Python {report['python']}. Medians of up to {report['rounds']} rounds.",
+        f"Python {report['python']}, medians of up to {report['rounds']} rounds, on:",
+        "",
+        *(f"- {machine}" for machine in on),
         "",
     ]
     lines += ["| op | cases | bars met | missed | not measured | best rival ÷ ours |", "|---|---:|---:|---:|---:|---:|"]
