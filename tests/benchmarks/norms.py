@@ -99,18 +99,23 @@ class Run:
 
     def prepare(self) -> None:
         """Compile everything and compare its results, all processes at once."""
-        if OURS in self._arms:
-            self._arms[OURS][0].answer(do="build", cases=[dataclasses.asdict(case) for case in self.timings])
         self._at_once(self._prepare, self.timings)
 
     def _prepare(self, arm: str, case: Case) -> None:
+        if arm == OURS and self._share[case] == 0:
+            self._build(self._peer(arm, case))
         answer = self._ask("prepare", arm, case)
         self.timings[case][arm].kernel = answer.get("kernel", "")
         self.on.setdefault(arm, answer.get("on", ""))
 
+    def _build(self, peer: Peer) -> None:
+        """Compile all kernels of ours, several at a time; what fails fails again when its case is prepared."""
+        with contextlib.suppress(PeerError):
+            peer.answer(do="build", cases=[dataclasses.asdict(case) for case in self.timings])
+
     def measure(self, case: Case, rounds: int) -> None:
         """Capture the case in every process, then replay in turns, at most `rounds` times."""
-        self._at_once(lambda arm, case: self._ask("capture", arm, case) and None, [case])
+        self._at_once(self._capture, [case])
         begun = time.monotonic()
         for turn in range(rounds):
             if turn >= LEAST_ROUNDS and time.monotonic() - begun > CASE_SECONDS:
@@ -118,11 +123,14 @@ class Run:
             for arm in order_of(list(self._arms), turn):
                 answer = self._ask("replay", arm, case)
                 self.timings[case][arm].seconds += [answer["seconds"]] if answer else []
-        self._at_once(lambda arm, case: self._drop(self._peer(arm, case)), [case])
+        self._at_once(self._drop, [case])
 
-    def _drop(self, peer: Peer) -> None:
+    def _capture(self, arm: str, case: Case) -> None:
+        self._ask("capture", arm, case)
+
+    def _drop(self, arm: str, case: Case) -> None:
         with contextlib.suppress(PeerError):  # it said why when it was asked for a time
-            peer.answer(do="drop")
+            self._peer(arm, case).answer(do="drop")
 
     def record(self, case: Case) -> Record:
         """The case as JSON holds it."""
