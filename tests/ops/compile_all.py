@@ -78,12 +78,12 @@ class Outcome:
 
 
 def jobs(ops: Sequence[str], boards: Sequence[str], builds: int | None = None) -> list[Job]:
-    """Every build, or so many of each kind, once for each identity; the kinds in turn."""
+    """Every build, or so many of each kind, once for each class and identity; the kinds in turn."""
     kinds: dict[tuple[str, str, str], dict[Any, Job]] = defaultdict(dict)
     for op, board in itertools.product(ops, boards):
         for job in _served(op, board):
             cls = find_op(op).kernel_types[job.key]
-            kinds[job.kind].setdefault(cls.entry_for(job.call)[0], job)
+            kinds[job.kind].setdefault((cls, cls.entry_for(job.call)[0]), job)
     rounds = itertools.zip_longest(*(of_kind.values() for of_kind in kinds.values()))
     return [job for turn in itertools.islice(rounds, builds) for job in turn if job is not None]
 
