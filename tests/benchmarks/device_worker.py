@@ -127,20 +127,13 @@ class Worker:
     def _draw(self, case: Case, sets: int) -> list[Tensors]:
         """Tensors for so many calls. Those of x's size lie side by side, call after call."""
         dtype = getattr(torch, case.dtype)
-        grad, residual = case.op.endswith("_bwd"), case.op.startswith("fused")
-        large = {
-            name: self._side_by_side(case, sets, dtype)
-            for name, is_there in (("x", True), ("grad", grad), ("residual", residual))
-            if is_there
-        }
-        channels = case.shape[-1 if "layer_norm" in case.op or "rms_norm" in case.op else 1]
-        width = {"device": self.device, "dtype": torch.float32 if case.op.startswith("batch") else dtype}
-        weight, bias = (torch.randn(channels, **width) for _ in range(2))
-        mean, variance = torch.zeros(channels, device=self.device), torch.ones(channels, device=self.device)
-        beside = {"weight": weight, "bias": bias, "mean": mean, "variance": variance}
+        kept = torch.float32 if case.op.startswith("batch_norm") else dtype
+        large = {name: self._side_by_side(case, sets, dtype) for name in case.large}
+        weight, bias = (torch.randn(case.channels, device=self.device, dtype=kept) for _ in range(2))
+        mean, variance = torch.zeros(case.channels, device=self.device), torch.ones(case.channels, device=self.device)
         return [
-            Tensors(**{"grad": None, "residual": None, **dict(zip(large, these))}, **beside)
-            for these in zip(*large.values())
+            Tensors(weight=weight, bias=bias, mean=mean, variance=variance, **dict(zip(large, those_of_one_call)))
+            for those_of_one_call in zip(*large.values())
         ]
 
     def _side_by_side(self, case: Case, sets: int, dtype: torch.dtype) -> Iterator[Tensor]:

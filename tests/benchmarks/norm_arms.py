@@ -30,12 +30,12 @@ class Tensors:
     """The arguments of one call. Those of x's size differ from call to call, the others are shared."""
 
     x: Tensor
-    residual: Tensor | None
-    grad: Tensor | None
     weight: Tensor
     bias: Tensor
     mean: Tensor
     variance: Tensor
+    residual: Tensor | None = None
+    grad: Tensor | None = None
 
     @property
     def n(self) -> int:

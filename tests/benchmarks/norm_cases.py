@@ -57,6 +57,18 @@ class Case:
         return PASSES[self.op] * self.values
 
     @property
+    def large(self) -> tuple[str, ...]:
+        """The arguments of x's size."""
+        beside = {"grad": self.op.endswith("_bwd"), "residual": self.op.startswith("fused_add")}
+        return ("x", *(name for name, is_there in beside.items() if is_there))
+
+    @property
+    def channels(self) -> int:
+        """The length of the weight and the bias."""
+        by_rows = self.op.removesuffix("_bwd").removeprefix("fused_add_") in ROW_NORMS
+        return self.shape[-1 if by_rows else 1]
+
+    @property
     def values(self) -> int:
         """Bytes of x."""
         return math.prod(self.shape) * BYTES[self.dtype]
