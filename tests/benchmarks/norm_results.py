@@ -51,7 +51,7 @@ def verdicts(record: Record) -> list[tuple[str, bool | None]]:
     found: list[tuple[str, bool | None]] = []
     if bar["copy"] is not None:
         ratio = over(record, OURS, FLOOR)
-        found.append((f"{shown(ratio)} of at most {bar['copy']:.2f} × copy", _met(ratio, bar["copy"])))
+        found.append((f"{_judged(ratio)} of at most {bar['copy']:.2f} × copy", _met(ratio, bar["copy"])))
     if bar["rival"] is not None:
         ratio = over(record, OURS, best)
         most, said = (
@@ -73,6 +73,11 @@ def is_met(record: Record) -> bool | None:
 
 def _met(ratio: float | None, most: float) -> bool | None:
     return None if ratio is None else ratio <= most
+
+
+def _judged(ratio: float | None) -> str:
+    """A ratio beside its bar: one digit more than bars have."""
+    return "–" if ratio is None else f"{ratio:.3f}"
 
 
 def shown(ratio: float | None) -> str:

@@ -169,7 +169,7 @@ def test_measuring_prints_a_table_and_writes_the_file_after_each_op(
     norms.measured(run, asked, console, begun=-math.inf)
     assert "not measured" in console.file.getvalue()
     norms.measured(run, asked, console, begun=math.inf)
-    assert "1.40 of at most 1.00 × torch eager: MISSED" in console.file.getvalue()
+    assert "1.400 of at most 1.00 × torch eager: MISSED" in console.file.getvalue()
     (record,) = json.loads(asked.json.read_text())["cases"]
     assert record["op"] == "layer_norm"
 
