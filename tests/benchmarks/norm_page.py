@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from norm_results import FLOOR, Record, by_op, is_met, lead, median, over, rivals, shown, verdicts
+from norm_results import FLOOR, Record, allowed, by_op, is_met, lead, median, over, rivals, shown, verdicts
 from peers import COMPILE, OURS, TITLES, TORCH
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -74,9 +74,8 @@ def _title(op: str) -> str:
 
 
 def _arms(records: Sequence[Record]) -> list[str]:
-    """All but the copy; ours last, so that it is drawn over the others."""
-    arms = dict.fromkeys(arm for record in records for arm in record["times"] if arm not in (FLOOR, OURS))
-    return [*arms, OURS]
+    """Those with a time, without the copy; ours last, so that it is drawn over the others."""
+    return [*dict.fromkeys(arm for record in records for arm in rivals(record)), OURS]
 
 
 def _mark(arm: str, arms: Sequence[str], x: float, y: float) -> str:
@@ -104,8 +103,9 @@ def _axis(bottom: int) -> Iterator[str]:
 
 def _line(record: Record, y: int, arms: Sequence[str]) -> Iterator[str]:
     yield f'<text x="{LEFT - 20}" y="{y + 4}" text-anchor="end">{escape(record["name"])}</text>'
-    if record["bar"]["copy"] is not None:
-        yield f'<path d="M{_x(record["bar"]["copy"]):g} {y - 10}v20" stroke="#dc2626" stroke-width="2.4"/>'
+    most, floor = allowed(record), median(record, FLOOR)
+    if most is not None and floor is not None:
+        yield f'<path d="M{_x(most / floor):g} {y - 10}v20" stroke="#dc2626" stroke-width="2.4"/>'
     for arm in arms:
         ratio = over(record, arm, FLOOR)
         if ratio is not None:

@@ -56,13 +56,24 @@ def verdicts(record: Record) -> list[tuple[str, bool | None]]:
         ratio = over(record, OURS, best)
         most, said = (
             bar["rival"],
-            f"{shown(ratio)} of at most {bar['rival']:.2f} × {TITLES.get(best, best) or 'the best rival'}",
+            f"{_judged(ratio)} of at most {bar['rival']:.2f} × {TITLES.get(best, best) or 'the best rival'}",
         )
         if bar["margin"]:
             said += f" + {bar['margin']} µs"
             most += bar["margin"] / rivals(record)[best] if best else 0.0
         found.append((said, _met(ratio, most)))
     return found
+
+
+def allowed(record: Record) -> float | None:
+    """The microseconds that the bar allows; None where what it compares with was not measured."""
+    bar, copy, best = record["bar"], median(record, FLOOR), best_rival(record)
+    parts: list[float] = []
+    if bar["copy"] is not None and copy is not None:
+        parts.append(bar["copy"] * copy)
+    if bar["rival"] is not None and best is not None:
+        parts.append(bar["rival"] * rivals(record)[best] + bar["margin"])
+    return min(parts, default=None)
 
 
 def is_met(record: Record) -> bool | None:

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import platform
 import sys
 import time
@@ -227,10 +228,11 @@ def started(options: argparse.Namespace) -> dict[str, list[Peer]]:
     names = [name for name in OWN if name not in options.without]
     shared = [Peer(worker)]
     arms = {name: shared for name in names if name in TOGETHER}
+    threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // options.spread))}
     apart = {COMPILE: None} if COMPILE in names else {}
     for name, folder in {**apart, **dict(options.peer)}.items():
         command = worker if folder is None else [*worker, folder]
-        arms[name] = [Peer(command, folder) for _ in range(options.spread)]
+        arms[name] = [Peer(command, folder, threads) for _ in range(options.spread)]
     return arms
 
 

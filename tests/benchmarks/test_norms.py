@@ -200,6 +200,12 @@ def test_a_margin_is_in_microseconds_beyond_the_best_rival() -> None:
     assert norm_results.is_met(record(2.4, Bar(rival=1.0, margin=0.3))) is None
 
 
+def test_a_bar_allows_the_least_of_its_parts_in_microseconds() -> None:
+    assert norm_results.allowed(record(1.0, Bar(copy=1.1, rival=1.0, margin=0.5), copy=10.0, torch=9.0)) == 9.5
+    assert norm_results.allowed(record(1.0, Bar(copy=1.5, rival=1.0), copy=4.0)) == 6.0
+    assert norm_results.allowed(record(1.0, Bar(rival=1.0), copy=4.0)) is None
+
+
 def test_the_lead_is_the_geometric_mean_over_the_best_rivals() -> None:
     records = [record(1.0, Bar(), torch=4.0, copy=0.5), record(1.0, Bar(), torch=1.0, liger=9.0), record(None, Bar())]
     assert norm_results.lead(records) == pytest.approx(2.0)
