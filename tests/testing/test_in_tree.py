@@ -31,6 +31,10 @@ OTHERS = [
 """Boards that nobody measured."""
 
 
+IN_TORCH = ("reference", "reference_train", "reference_infer")
+"""Implementations in plain torch: their build compiles nothing."""
+
+
 class TestInTree(ConformanceTests):
     """The kernels of this distribution. tests/ops has more about what they compute on a GPU."""
 
@@ -77,8 +81,9 @@ def test_a_hundred_row_counts_are_at_most_two_builds(op: Any, interface: str) ->
         for counted in dict.fromkeys(with_size(call, rows).on("h200") for rows in range(2, 102)):
             selection = selected(op, interface, counted)
             assert selection.winner is not None
-            builds[rest].add((selection.key, selection.winner.cls.entry_for(counted)[0]))
-    assert max(map(len, builds.values())) <= (2 if "reference" not in str(builds) else 100)
+            if selection.key not in IN_TORCH:
+                builds[rest].add((selection.key, selection.winner.cls.entry_for(counted)[0]))
+    assert max(map(len, builds.values()), default=0) <= 2
 
 
 def with_size(call: CallSpec, rows: int) -> Any:
