@@ -25,6 +25,7 @@ import serving
 import torch
 from norm_arms import Call, Tensors
 from norm_cases import Bar, Case
+from peers import OURS
 from torch import Tensor
 
 COPY = "copy"
@@ -37,7 +38,7 @@ LEAST_SECONDS = 1.5e-3
 MOST_ERROR = 2e-2
 """The distance from torch's result, as a share of its length: some steps of bfloat16, in every element."""
 
-KEPT = 6 << 30
+KEPT = 3 << 30
 """Bytes that a process keeps from one case to the next: to give them back takes longer than many a case."""
 
 COMPILERS = 16
@@ -88,15 +89,17 @@ class Worker:
             return  # the request that prepares the case meets it too, and says so
 
     def _prepare(self, arm: str, case: dict[str, Any]) -> dict[str, Any]:
-        on = serving.machine(self.device)
-        if arm == COPY:
-            return {"kernel": "", "on": on}
-        (tensors,) = self._draw(case_of(case), 1)
+        kernel = "" if arm == COPY else self._checked(arm, case_of(case))
+        self._give_back()
+        return {"kernel": kernel, "on": serving.machine(self.device)}
+
+    def _checked(self, arm: str, case: Case) -> str:
+        """Make one call and compare its result with torch's; the implementation that ran, where it is ours."""
+        (tensors,) = self._draw(case, 1)
         with torch.no_grad():
-            call = norm_arms.arm(arm)(case["op"], tensors)
-            check(call(), norm_arms.torch_arm(case["op"], tensors)())
-        kernel = "" if arm != "tileops" else kernel_of(case["op"], tensors)
-        return {"kernel": kernel, "on": on}
+            call = norm_arms.arm(arm)(case.op, tensors)
+            check(call(), norm_arms.torch_arm(case.op, tensors)())
+        return kernel_of(case.op, tensors) if arm == OURS else ""
 
     def _capture(self, arm: str, case: dict[str, Any]) -> dict[str, Any]:
         wanted = case_of(case)
@@ -148,9 +151,12 @@ class Worker:
     def _drop(self) -> dict[str, Any]:
         self._replays.clear()
         self._drawn = None
+        self._give_back()
+        return {}
+
+    def _give_back(self) -> None:
         if self._stream is not None and torch.cuda.memory_reserved() > KEPT:
             torch.cuda.empty_cache()
-        return {}
 
 
 def case_of(fields: dict[str, Any]) -> Case:
