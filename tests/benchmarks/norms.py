@@ -202,6 +202,13 @@ def report_of(run: Run, records: Sequence[Record], options: argparse.Namespace) 
     return {"python": platform.python_version(), "rounds": options.rounds, "on": run.on, "cases": records}
 
 
+def text_of(report: dict[str, Any]) -> str:
+    """The report as JSON, with a line for each case."""
+    head = json.dumps({name: value for name, value in report.items() if name != "cases"}, ensure_ascii=False)
+    lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in report["cases"])
+    return f'{head[:-1]}, "cases": [\n{lines}\n]}}\n'
+
+
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = parser_of(__doc__.partition("\n")[0], OWN)
@@ -269,8 +276,7 @@ def measured(run: Run, options: argparse.Namespace, console: Console, begun: flo
             records.append(run.record(case))
         console.print(table_of(op, records[-len(of_op) :]), f"{time.monotonic() - begun:.0f} s")
         if options.json is not None:  # after each op: what was measured outlives an interruption
-            report = report_of(run, records, options)
-            options.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            options.json.write_text(text_of(report_of(run, records, options)), encoding="utf-8")
     return records
 
 
