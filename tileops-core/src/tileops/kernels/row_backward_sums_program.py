@@ -75,8 +75,11 @@ def write_sum(gradient, partials, plan: BackwardPlan, which: int, blocks, block,
 def put(gradient, partials, which: int, blocks, block, column, values, count: int):
     """Write `values[:count]` (float32, local) of the sum `which` at `column`: of a lone block, that is the gradient."""
     if blocks == 1:
+        rounded = T.alloc_local((count,), gradient.dtype)
         for j in T.unroll(count):
-            gradient[column + j] = T.cast(values[j], gradient.dtype)
+            rounded[j] = T.cast(values[j], gradient.dtype)
+        for j in T.vectorized(count):
+            gradient[column + j] = rounded[j]
     else:
         for j in T.vectorized(count):
             partials[which, block, column + j] = values[j]
