@@ -21,6 +21,7 @@ sys.path.insert(0, str(HERE))  # these are scripts, which import each other as n
 import bounded_tables  # noqa: E402
 import budgets  # noqa: E402
 import cold_start  # noqa: E402
+import definitions  # noqa: E402
 import hit_path  # noqa: E402
 import host_arms  # noqa: E402
 import host_time  # noqa: E402
@@ -29,7 +30,10 @@ import timing  # noqa: E402
 from record import Budget  # noqa: E402
 
 BUDGETS = [
-    value for m in (hit_path, bounded_tables, cold_start) for value in vars(m).values() if isinstance(value, Budget)
+    value
+    for module in (hit_path, bounded_tables, definitions, cold_start)
+    for value in vars(module).values()
+    if isinstance(value, Budget)
 ]
 A_RATIO = Budget("name", "A sentence about two things", most=2.0, noise=0.1)
 
