@@ -54,6 +54,20 @@ def test_twice_the_work_takes_about_twice_as_long() -> None:
     assert timing.ratio_of(timing.interleaved(arms, 60), "twice", "once").value == pytest.approx(2, rel=0.4)
 
 
+def test_a_first_run_that_takes_longer_does_not_make_the_rounds_short() -> None:
+    waits, runs = [0.01], list[int]()
+
+    def run() -> None:
+        runs.append(1)
+        if waits:
+            time.sleep(waits.pop())
+
+    arm = timing.repeated("run()", {"run": run})
+    before = len(runs)
+    arm()
+    assert len(runs) - before > 100
+
+
 def test_rounds_are_interleaved_and_every_arm_begins_as_often_as_the_others() -> None:
     ran: list[str] = []
 
