@@ -13,10 +13,10 @@ from typing import Any, Final
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from tileops.norm import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+from tileops.norm import BatchNormFwdOp, GroupNormFwdOp, InstanceNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
 from tileops.ops.norm.shape import normalised
 
-__all__ = ["batch_norm", "layer_norm", "rms_norm"]
+__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
 
 MOST_OPS: Final = 4096
 """Ops of a class that are kept, one for each set of parameters; the one longest out of use goes first."""
@@ -66,9 +66,40 @@ def batch_norm(
     return op(input, running_mean, running_var, weight, bias)[0]
 
 
+def group_norm(
+    input: Tensor,  # noqa: A002
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`torch.nn.functional.group_norm`. Shapes, dtypes, errors and numerics are those of `GroupNormFwdOp`."""
+    try:
+        op = GroupNormFwdOp(num_groups, eps) if is_dynamo_compiling() else _group_norm(num_groups, eps)
+    except TypeError:  # a symbolic number has no hash; the op refuses whatever else has none
+        op = GroupNormFwdOp(num_groups, eps)
+    return op(input, weight, bias)
+
+
+def instance_norm(
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`torch.nn.functional.instance_norm`. Shapes, dtypes, errors and numerics are those of `InstanceNormFwdOp`."""
+    op = (InstanceNormFwdOp if is_dynamo_compiling() else _instance_norm)(use_input_stats, momentum, eps)
+    return op(input, running_mean, running_var, weight, bias)
+
+
 # While dynamo traces, an op is made anew, which costs the compiled code nothing.
 _made: Final = functools.lru_cache(maxsize=MOST_OPS, typed=True)
 _layer_norm, _rms_norm, _batch_norm = _made(LayerNormFwdOp), _made(RMSNormFwdOp), _made(BatchNormFwdOp)
+_group_norm, _instance_norm = _made(GroupNormFwdOp), _made(InstanceNormFwdOp)
 
 
 def _of_unhashable(made: Any, normalized_shape: Any, eps: float | None) -> Any:
