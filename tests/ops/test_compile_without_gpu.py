@@ -143,3 +143,18 @@ def test_a_second_eps_is_an_entry_of_its_own_without_compiling(op, interface, ke
     other_identity, other_factory = op.kernel_types[key].entry_for(dataclasses.replace(stated, eps=0.25))
     assert other_identity != identity
     assert other_factory() is not first
+
+
+def test_the_text_of_a_macro_is_parsed_once_when_a_program_first_uses_it(monkeypatch):
+    from tileops.kernels import compiled_program
+
+    parsed = []
+    monkeypatch.setattr(compiled_program.T, "macro", lambda function: parsed.append(function) or function)
+
+    @compiled_program.macro
+    def doubled(value):
+        return 2 * value
+
+    assert parsed == []
+    assert [doubled(value) for value in (2, 3)] == [4, 6]
+    assert parsed == [doubled.__wrapped__]

@@ -6,7 +6,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
-from tileops.kernels.compiled_program import traced
+from tileops.kernels.compiled_program import macro, traced
 from tileops.kernels.row_backward_plan import BackwardPlan
 from tileops.kernels.shared_program import WARP, group_sum, tilelang_dtype
 
@@ -19,7 +19,7 @@ IN_FLIGHT = 4
 """Parts that a thread loads together."""
 
 
-@T.macro
+@macro
 def add_to_sum(sums, kept, plan: BackwardPlan, which: int, step: int, added):
     """Add `added` (float32, local, vector) to the thread's sum `which` at `step`: in `sums`, or shared, in `kept`."""
     thread = T.get_thread_binding()
@@ -37,7 +37,7 @@ def add_to_sum(sums, kept, plan: BackwardPlan, which: int, step: int, added):
             sums[which, step * plan.row.vector + j] = sums[which, step * plan.row.vector + j] + added[j]
 
 
-@T.macro
+@macro
 def write_sum(gradient, partials, plan: BackwardPlan, which: int, blocks, block, sums, kept, groups):
     """Write the sum `which` of the block: of its rows side by side, in order, where it takes several."""
     thread = T.get_thread_binding()
@@ -71,7 +71,7 @@ def write_sum(gradient, partials, plan: BackwardPlan, which: int, blocks, block,
                 put(gradient, partials, which, blocks, block, column, quad_sum, 1)
 
 
-@T.macro
+@macro
 def put(gradient, partials, which: int, blocks, block, column, values, count: int):
     """Write `values[:count]` (float32, local) of the sum `which` at `column`: of a lone block, that is the gradient."""
     if blocks == 1:
