@@ -11,6 +11,7 @@ call. It is what compiled graphs run, and torch never enters Python for autograd
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -27,7 +28,8 @@ from tileops.catalogue import IN_TREE_OPS, find_op
 from tileops.errors import DeclarationError, InputError
 from tileops.sharding import dtensor_class, run_sharded
 from tileops.torch_guards import PLAIN
-from tileops.torch_schema import Route, from_torch, op_with, route_of, schema_of, to_torch, torch_op_name
+from tileops.torch_inductor import have_inductor_launch
+from tileops.torch_schema import Route, from_torch, is_symbolic, op_with, route_of, schema_of, to_torch, torch_op_name
 
 # Private names of torch, with `OpOverload.redispatch` and those of forward_ad below. A test names each.
 _C: Final = cast("Any", torch._C)
@@ -37,6 +39,7 @@ _after_autograd: Final[Any] = _C._after_autograd_keyset
 _without_keys: Final[Callable[[Any], Any]] = _C._ExcludeDispatchKeyGuard
 _key_set: Final[Callable[[Any], Any]] = _C.DispatchKeySet
 _key: Final[Callable[[str], Any]] = _C._dispatch_key_parse
+_excluded: Final[Callable[[str], bool]] = _C._dispatch_tls_is_dispatch_key_excluded
 _forward_ad: Final = cast("Any", forward_ad)
 
 _AUTOCAST: Final = ("cpu", "cuda", "hpu", "mps", "xla", "xpu")
@@ -115,7 +118,7 @@ def _define(name: str) -> None:
     # Each kernel looks the class up by name when it runs, so that a reloaded one takes over.
     for defined in (name, f"_{name}"):
         _library.define(f"{'_' * (defined != name)}{schema}", tags=tags)
-        _library.impl(defined, partial(_run, name), "CompositeExplicitAutograd")
+        _library.impl(defined, _implementation(name, len(route.arguments)), "CompositeExplicitAutograd")
         _library.impl(defined, partial(_meta, name), "Meta")
         torch.library.register_vmap(f"tileops::{defined}", partial(_each, name, defined), lib=_library)
     _library.impl(name, partial(_autograd, name), "Autograd", with_keyset=True)
@@ -131,6 +134,7 @@ def _tags(route: Route) -> tuple[torch.Tag, ...]:
     return (torch.Tag.pt2_compliant_tag, *([contiguous] if route.contiguous and contiguous is not None else []))
 
 
+@functools.lru_cache(maxsize=1024)
 def _named(cls: Any, name: str) -> Route:
     return next(route for route in cls._routes if route.name == name)
 
@@ -138,14 +142,52 @@ def _named(cls: Any, name: str) -> Route:
 # ------------------------------------------------------------------------------------------------------ kernels
 
 
-def _run(name: str, *given: Any) -> Any:
-    """The implementation, on every device: what the eager call does, selection included."""
-    route, op = _rebuilt(name, given)
-    return to_torch(route, op._run(*given[: len(route.arguments)]))
+def _implementation(name: str, count: int) -> Callable[..., Any]:
+    """What the torch op runs on every device: what the eager call does, selection included.
+
+    The op of the latest parameters is at hand: finding it again takes a sixth of an `F.layer_norm` on a CPU, and a
+    model has few. The first `count` arguments are tensors; torch leaves out the last ones that have their default.
+    """
+    latest: tuple[Any, Any, Any] = (None, None, None)
+
+    def run(*given: Any) -> Any:
+        nonlocal latest
+        parameters, cls = given[count:], _owners[name]
+        known, route, op = latest
+        if parameters != known or op.__class__ is not cls:
+            route, op = _with_parameters(cls, name, _values(parameters))  # real numbers: no trace runs this
+            latest = parameters, route, op
+        tensors = given[:count]
+        results = op._repeated(tensors)
+        if results is None:  # what a mode or a subclass runs is like no call outside it
+            results = op._run(*tensors) if _excluded("PythonTLSSnapshot") else op._noted(tensors)
+        return to_torch(route, results) if route.converts else results
+
+    return run
+
+
+def launcher(defined: str, *parameters: Any, target: str | None = None) -> Callable[..., Any]:
+    """What a program of inductor's calls in place of a torch op with these parameters (`torch_inductor.py`).
+
+    It takes the tensors. A call that is like an earlier one goes to its entry; any other is a call of the torch op.
+    """
+    torch_op = getattr(torch.ops.tileops, defined).default
+    name = defined if defined in _owners else defined.removeprefix("_")
+    given = parameters if target is None else (*parameters, target)
+    route, op = _with_parameters(_owners[name], name, _values(given))
+
+    def launch(*tensors: Any) -> Any:
+        results = op._repeated(tensors) if _owners[name] is op.__class__ else None
+        if results is None:
+            return torch_op(*tensors, *given)
+        return to_torch(route, results) if route.converts else results
+
+    return launch
 
 
 def _meta(name: str, *given: Any) -> Any:
     """What comes back, without data: the checks of the eager call, then empty results."""
+    have_inductor_launch(name, len(_named(_owners[name], name).arguments))
     route, op = _rebuilt(name, given)
     op.check(*given[: len(route.arguments)])
     return to_torch(route, op.empty_results(*given[: len(route.arguments)]))
@@ -184,7 +226,9 @@ def _autograd(name: str, keys: Any, *given: Any) -> Any:
     """Record the call where a gradient is wanted; refuse a tangent, which would be lost; go on below autograd."""
     serve_dtensors(name)
     cls = _owners[name]
-    present = [one for one in given[: len(_named(cls, name).arguments)] if one is not None]
+    count = len(_named(cls, name).arguments)
+    have_inductor_launch(name, count)
+    present = [one for one in given[:count] if one is not None]
     if _forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(one).tangent is not None for one in present):
         raise tangent_refusal(cls.__name__)
     transformed = _transforms()
@@ -257,11 +301,20 @@ def _each(name: str, defined: str, info: Any, dims: Sequence[Any], *given: Any) 
 
 
 def _rebuilt(name: str, given: Sequence[Any]) -> tuple[Route, Any]:
-    """The route and an op with these parameters. torch leaves out trailing arguments that have their default."""
+    """The route and an op with these parameters, some of which a trace may have made symbolic."""
     cls = _owners[name]
+    values = _values(given[len(_named(cls, name).arguments) :])
+    make = _with_parameters.__wrapped__ if is_symbolic(values) else _with_parameters
+    return make(cls, name, values)
+
+
+def _values(parameters: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple([tuple(one) if one.__class__ is list else one for one in parameters])
+
+
+@functools.lru_cache(maxsize=4096)
+def _with_parameters(cls: Any, name: str, values: tuple[Any, ...]) -> tuple[Route, Any]:
+    """The route and an op. torch leaves out trailing arguments that have their default."""
     route = _named(cls, name)
-    values = [
-        tuple(cast("Any", one)) if isinstance(one, (list, tuple)) else one for one in given[len(route.arguments) :]
-    ]
     target = values[len(route.parameters)] if len(values) > len(route.parameters) else None
-    return route, op_with(cls, (*zip(route.parameters, values), *route.where), cast("str | None", target))
+    return route, op_with(cls, (*zip(route.parameters, values), *route.where), target)

@@ -43,7 +43,7 @@ class Route(NamedTuple):
     """How a call becomes a call of a torch op. Tuples of constants, so that dynamo traces it.
 
     `masked` says that a call may want some results only: the op's `wanted` says which, and an empty tensor stands
-    for each of the others.
+    for each of the others. `converts` says whether the torch op returns anything else than the op does.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Route(NamedTuple):
     masked: bool
     contiguous: bool
     autocast: tuple[tuple[str, torch.dtype], ...]
+    converts: bool
 
 
 def torch_op_name(module: str, qualname: str) -> str:
@@ -76,7 +77,7 @@ def _short(qualname: str) -> str:
 
 def op_with(cls: Any, parameters: tuple[tuple[str, Any], ...], target: str | None) -> Any:
     """An op of a class with these parameters: remembered, but for symbolic ones."""
-    if not any(isinstance(one, (torch.SymInt, torch.SymFloat)) for _, value in parameters for one in _flat(value)):
+    if not is_symbolic([value for _, value in parameters]):
         return _built(cls, parameters, target)
     op = cls.__new__(cls)  # symbolic numbers of a trace: checked where the op was made, and unfit for a table
     vars(op).update(parameters, target=target)
@@ -89,8 +90,12 @@ def _built(cls: Any, parameters: tuple[tuple[str, Any], ...], target: str | None
     return cls(**given) if target is None else cls(**given, target=target)
 
 
-def _flat(value: Any) -> Sequence[Any]:
-    return cast("Sequence[Any]", value) if isinstance(value, tuple) else (value,)
+def is_symbolic(parameters: Sequence[Any]) -> bool:
+    """Whether a number among these, or in a tuple among these, is a trace's."""
+    flat = [
+        one for value in parameters for one in (cast("Sequence[Any]", value) if isinstance(value, tuple) else (value,))
+    ]
+    return any(isinstance(one, (torch.SymInt, torch.SymFloat)) for one in flat)
 
 
 def route_of(cls: Any, suffix: str, part: TorchOp) -> Route:
@@ -110,6 +115,7 @@ def route_of(cls: Any, suffix: str, part: TorchOp) -> Route:
         masked=hasattr(cls, "wanted"),
         contiguous=part.contiguous,
         autocast=tuple(part.autocast.items()),
+        converts=hasattr(cls, "wanted") or part.returns is not None,
     )
 
 
