@@ -14,6 +14,7 @@ from pathlib import Path
 
 import bounded_tables
 import cold_start
+import compiled_graphs
 import hit_path
 import tileops
 import torch
@@ -34,6 +35,7 @@ MEASURES: dict[str, Measure] = {
     "scan": cold_start.scan,
     "imports": cold_start.imports,
     "first-call": cold_start.first_call,
+    "graph-nodes": compiled_graphs.nodes,
 }
 STYLES = {"met": "green", "noise": "yellow", "missed": "bold red", "regressed": "bold red", "skipped": "dim"}
 

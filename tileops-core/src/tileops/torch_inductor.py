@@ -21,6 +21,11 @@ _TABLE: Final = "torch._inductor.codegen.custom_extern_kernel_codegen"
 _written: Final[set[str]] = set()
 
 
+def table() -> Any:
+    """The module of inductor's table; None where this process does not use inductor, or this torch has none."""
+    return sys.modules.get(_TABLE)
+
+
 def have_inductor_launch(name: str, count: int) -> None:
     """Enter the torch op called `name` and its inner one in inductor's table, once, where this process uses inductor.
 
@@ -28,13 +33,13 @@ def have_inductor_launch(name: str, count: int) -> None:
         name: The name of the public one.
         count: How many tensors it takes, before its parameters.
     """
-    table = sys.modules.get(_TABLE)
-    if table is None or name in _written:
+    found = table()
+    if found is None or name in _written:
         return
     _written.add(name)
     for defined in (name, f"_{name}"):
-        codegen = table.CustomCodegen(python=partial(_write_call, defined, count))
-        table.CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.tileops.{defined}.default"] = codegen
+        codegen = found.CustomCodegen(python=partial(_write_call, defined, count))
+        found.CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.tileops.{defined}.default"] = codegen
 
 
 def _write_call(defined: str, count: int, node: Any, write_line: Callable[[Any], None]) -> None:
