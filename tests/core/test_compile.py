@@ -219,6 +219,25 @@ def test_a_scope_acts_on_a_compiled_graph_when_it_runs() -> None:
     assert graphs() == 1
 
 
+def in_a_block(x: Tensor) -> Tensor:
+    with tileops.selection(prefer="local:twice"):
+        return RMSNormFwdOp(N)(x) + 1
+
+
+@tileops.selection(prefer="local:twice")
+def in_a_function(x: Tensor) -> Tensor:
+    return RMSNormFwdOp(N)(x) + 1
+
+
+@pytest.mark.parametrize("call", [in_a_block, in_a_function])
+def test_a_scope_that_is_opened_inside_is_refused_in_one_graph_and_left_to_python_otherwise(call: Any) -> None:
+    tileops.register_kernel_type("RMSNormFwdOp", "twice", doubled(2))
+    with pytest.raises(Exception, match="a scope is opened inside what .* open it around the compiled call"):
+        compiled(call)(X)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(call, backend="aot_eager")(X), X * 2 + 1)
+
+
 class CompiledRMSNormOp(RMSNormFwdOp):
     pass
 
