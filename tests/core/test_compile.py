@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -390,3 +391,32 @@ def test_a_fresh_process_that_imports_tileops_runs_what_was_exported_bit_for_bit
         """)
     assert torch.equal(torch.load(tmp_path / "block.y"), block(x))
     assert torch.equal(torch.load(tmp_path / "rows.y"), x * 5)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="AOTInductor needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")  # torch's own use of it
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+def test_a_package_of_aotinductor_runs_where_the_op_was_named_before_it_is_loaded(
+    site: Any, forked: Any, tmp_path: Path
+) -> None:
+    class Norm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return NORM(x, W, B)
+
+    x, package = drawn(7, N), tmp_path / "norm.pt2"
+    program = exported(Norm(), tmp_path / "exported.pt2")
+    quickly = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
+    known = {name: value for name, value in quickly.items() if hasattr(torch._inductor.config, name)}
+    torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=known)
+    torch.save(x, tmp_path / "x.pt")
+    load = f"""
+        import tileops, torch
+        {{named}}
+        model = torch._inductor.aoti_load_package("{package}")
+        with torch.no_grad():
+            torch.save(model(torch.load("{tmp_path}/x.pt")), "{tmp_path}/y.pt")
+    """
+    unnamed = forked(site, load.format(named=""), policy=None, check=False)
+    assert "Could not find schema for tileops::_layer_norm" in unnamed.stderr
+    forked(site, load.format(named="torch.ops.tileops.layer_norm"), policy=None)
+    assert torch.equal(torch.load(tmp_path / "y.pt"), NORM(x, W, B))
