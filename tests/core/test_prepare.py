@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 import multiprocessing
 import pickle
 import sys
@@ -129,6 +130,26 @@ def test_progress_is_silenced_by_a_variable_and_away_from_a_terminal(monkeypatch
     with progress.showing_build("row"):
         pass
     assert quiet.getvalue() == file.getvalue() == ""
+
+
+def test_a_compiler_that_tells_what_it_does_is_not_heard_and_its_warnings_are(
+    fake: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiles, caches = (logging.getLogger(f"tilelang.{name}") for name in ("jit.kernel", "cache.kernel_cache"))
+
+    def tell(cls: Any, call: Any) -> Any:
+        def factory() -> Any:
+            compiles.info("it begins")
+            caches.warning("it has that already")
+            compiles.warning("it is not sure")
+            return cls(call)
+
+        return call, factory
+
+    with caplog.at_level(logging.INFO, "tilelang"):
+        fake.op({"row": fake.kernel(entry=tell)})().prepare("fake", fake.call())
+        caches.warning("somebody else compiles")
+    assert caplog.messages == ["it is not sure", "somebody else compiles"]
 
 
 # ------------------------------------------------------------------------------------- threads and processes
