@@ -11,7 +11,6 @@ call. It is what compiled graphs run, and torch never enters Python for autograd
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -29,7 +28,19 @@ from tileops.errors import DeclarationError, InputError
 from tileops.sharding import dtensor_class, run_sharded
 from tileops.torch_guards import PLAIN
 from tileops.torch_inductor import have_inductor_launch
-from tileops.torch_schema import Route, from_torch, is_symbolic, op_with, route_of, schema_of, to_torch, torch_op_name
+from tileops.torch_schema import (
+    Route,
+    from_torch,
+    is_symbolic,
+    route_named,
+    route_of,
+    schema_of,
+    tags_of,
+    to_torch,
+    torch_op_name,
+    values_of,
+    with_values,
+)
 
 # Private names of torch, with `OpOverload.redispatch` and those of forward_ad below. A test names each.
 _C: Final = cast("Any", torch._C)
@@ -111,10 +122,10 @@ def _define(name: str) -> None:
     cls = _owners.get(name)
     if cls is None or name in _schemas:
         return
-    route = _named(cls, name)
+    route = route_named(cls, name)
     schema = schema_of(cls, route)
     _schemas[name] = schema  # before: `define` asks the namespace whether it has such an op
-    tags = _tags(route)
+    tags = tags_of(route)
     # Each kernel looks the class up by name when it runs, so that a reloaded one takes over.
     for defined in (name, f"_{name}"):
         _library.define(f"{'_' * (defined != name)}{schema}", tags=tags)
@@ -126,17 +137,6 @@ def _define(name: str) -> None:
     for device, dtype in route.autocast:
         key = f"Autocast{device.upper() if device in _AUTOCAST else 'PrivateUse1'}"
         _library.impl(name, partial(_autocast, name, device, dtype, _key_set(_key(key))), key)
-
-
-def _tags(route: Route) -> tuple[torch.Tag, ...]:
-    """What compilers may do. Before torch 2.7 there is no word for contiguous arguments, and they keep theirs."""
-    contiguous = getattr(torch.Tag, "needs_contiguous_strides", None)
-    return (torch.Tag.pt2_compliant_tag, *([contiguous] if route.contiguous and contiguous is not None else []))
-
-
-@functools.lru_cache(maxsize=1024)
-def _named(cls: Any, name: str) -> Route:
-    return next(route for route in cls._routes if route.name == name)
 
 
 # ------------------------------------------------------------------------------------------------------ kernels
@@ -155,7 +155,7 @@ def _implementation(name: str, count: int) -> Callable[..., Any]:
         parameters, cls = given[count:], _owners[name]
         known, route, op = latest
         if parameters != known or op.__class__ is not cls:
-            route, op = _with_parameters(cls, name, _values(parameters))  # real numbers: no trace runs this
+            route, op = with_values(cls, name, values_of(parameters))  # real numbers: no trace runs this
             latest = parameters, route, op
         tensors = given[:count]
         results = op._repeated(tensors)
@@ -174,7 +174,7 @@ def launcher(defined: str, *parameters: Any, target: str | None = None) -> Calla
     torch_op = getattr(torch.ops.tileops, defined).default
     name = defined if defined in _owners else defined.removeprefix("_")
     given = parameters if target is None else (*parameters, target)
-    route, op = _with_parameters(_owners[name], name, _values(given))
+    route, op = with_values(_owners[name], name, values_of(given))
 
     def launch(*tensors: Any) -> Any:
         results = op._repeated(tensors) if _owners[name] is op.__class__ else None
@@ -187,7 +187,7 @@ def launcher(defined: str, *parameters: Any, target: str | None = None) -> Calla
 
 def _meta(name: str, *given: Any) -> Any:
     """What comes back, without data: the checks of the eager call, then empty results."""
-    have_inductor_launch(name, len(_named(_owners[name], name).arguments))
+    have_inductor_launch(name, len(route_named(_owners[name], name).arguments))
     route, op = _rebuilt(name, given)
     op.check(*given[: len(route.arguments)])
     return to_torch(route, op.empty_results(*given[: len(route.arguments)]))
@@ -226,7 +226,7 @@ def _autograd(name: str, keys: Any, *given: Any) -> Any:
     """Record the call where a gradient is wanted; refuse a tangent, which would be lost; go on below autograd."""
     serve_dtensors(name)
     cls = _owners[name]
-    count = len(_named(cls, name).arguments)
+    count = len(route_named(cls, name).arguments)
     have_inductor_launch(name, count)
     present = [one for one in given[:count] if one is not None]
     if _forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(one).tangent is not None for one in present):
@@ -282,7 +282,7 @@ def _autocast(name: str, device: str, dtype: torch.dtype, keys: Any, *given: Any
 def _each(name: str, defined: str, info: Any, dims: Sequence[Any], *given: Any) -> Any:
     """Under vmap: one call for each sample."""
     cls = _owners[name]
-    route = _named(cls, name)
+    route = route_named(cls, name)
     for argument, tensor, dim in zip(route.arguments, given, dims):
         if argument in route.writes and tensor is not None and dim is None:
             raise InputError(
@@ -303,18 +303,6 @@ def _each(name: str, defined: str, info: Any, dims: Sequence[Any], *given: Any) 
 def _rebuilt(name: str, given: Sequence[Any]) -> tuple[Route, Any]:
     """The route and an op with these parameters, some of which a trace may have made symbolic."""
     cls = _owners[name]
-    values = _values(given[len(_named(cls, name).arguments) :])
-    make = _with_parameters.__wrapped__ if is_symbolic(values) else _with_parameters
+    values = values_of(given[len(route_named(cls, name).arguments) :])
+    make = with_values.__wrapped__ if is_symbolic(values) else with_values
     return make(cls, name, values)
-
-
-def _values(parameters: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple([tuple(one) if one.__class__ is list else one for one in parameters])
-
-
-@functools.lru_cache(maxsize=4096)
-def _with_parameters(cls: Any, name: str, values: tuple[Any, ...]) -> tuple[Route, Any]:
-    """The route and an op. torch leaves out trailing arguments that have their default."""
-    route = _named(cls, name)
-    target = values[len(route.parameters)] if len(values) > len(route.parameters) else None
-    return route, op_with(cls, (*zip(route.parameters, values), *route.where), target)

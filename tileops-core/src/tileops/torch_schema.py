@@ -119,6 +119,31 @@ def route_of(cls: Any, suffix: str, part: TorchOp) -> Route:
     )
 
 
+def tags_of(route: Route) -> tuple[torch.Tag, ...]:
+    """What compilers may do. Before torch 2.7 there is no word for contiguous arguments, and they keep theirs."""
+    contiguous = getattr(torch.Tag, "needs_contiguous_strides", None)
+    return (torch.Tag.pt2_compliant_tag, *([contiguous] if route.contiguous and contiguous is not None else []))
+
+
+@functools.lru_cache(maxsize=1024)
+def route_named(cls: Any, name: str) -> Route:
+    """The route of a class to one of its torch ops."""
+    return next(route for route in cls._routes if route.name == name)
+
+
+def values_of(parameters: Sequence[Any]) -> tuple[Any, ...]:
+    """Parameters as an op has them. Torch hands sequences over as lists."""
+    return tuple([tuple(one) if one.__class__ is list else one for one in parameters])
+
+
+@functools.lru_cache(maxsize=4096)
+def with_values(cls: Any, name: str, values: tuple[Any, ...]) -> tuple[Route, Any]:
+    """The route to a torch op and an op with these parameters. Torch leaves out last ones that have their default."""
+    route = route_named(cls, name)
+    target = values[len(route.parameters)] if len(values) > len(route.parameters) else None
+    return route, op_with(cls, (*zip(route.parameters, values), *route.where), target)
+
+
 def names_of(function: Any) -> tuple[str, ...]:
     """The parameters of a method, without self. Reads no annotation, which may name what does not exist yet."""
     code = getattr(inspect.unwrap(function), "__code__", None)
