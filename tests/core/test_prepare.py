@@ -17,7 +17,14 @@ import tileops
 import torch
 from tileops.backend import register_kernel_type, unregister_kernel_type
 from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
-from tileops.norm import BatchNormFwdOp, FusedAddRMSNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+from tileops.norm import (
+    BatchNormFwdOp,
+    FusedAddRMSNormFwdOp,
+    GroupNormFwdOp,
+    InstanceNormFwdOp,
+    LayerNormFwdOp,
+    RMSNormFwdOp,
+)
 from tileops.ops import entries, op_base, progress, target_kernels
 from tileops.record import key_of
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -55,8 +62,10 @@ def test_a_call_is_prepared_by_its_spec_too() -> None:
         (FusedAddRMSNormFwdOp(), lambda: (torch.empty(3, 40), torch.empty(3, 40), torch.empty(40))),
         (BatchNormFwdOp(training=True), lambda: (torch.empty(3, 4, 5), torch.empty(4), torch.empty(4))),
         (BatchNormFwdOp(), lambda: (torch.empty(3, 4, 5), torch.empty(4), torch.empty(4))),
+        (GroupNormFwdOp(2), lambda: (torch.empty(3, 4), torch.empty(4))),
+        (InstanceNormFwdOp(), lambda: (torch.empty(3, 4, 5), torch.empty(4), torch.empty(4))),
     ],
-    ids=["layer", "rms", "fused", "train", "infer"],
+    ids=["layer", "rms", "fused", "train", "infer", "group", "instance"],
 )
 def test_fake_and_meta_tensors_prepare_what_real_ones_run(op: Any, arguments: Any) -> None:
     real = op.prepare(*arguments())

@@ -107,5 +107,8 @@ assert_type(op.key_for("layer_norm", LayerNormCall(torch.device("cpu"), 4, torch
 
 assert_type(tileops.functional.layer_norm(torch.ones(2, 4), (4,)), Tensor)
 assert_type(tileops.functional.rms_norm(torch.ones(2, 4), [4], eps=None), Tensor)
+assert_type(tileops.functional.group_norm(torch.ones(2, 4), 2), Tensor)
+assert_type(tileops.functional.instance_norm(torch.ones(2, 4, 3), use_input_stats=True), Tensor)
+assert_type(tileops.nn.GroupNorm(2, 4).forward(torch.ones(2, 4, 3)), Tensor)
 assert_type(tileops.nn.BatchNorm2d(4, momentum=None).forward(torch.ones(2, 4, 3, 3)), Tensor)
 assert_type(tileops.nn.replace(torch.nn.Linear(4, 4)).left, tuple[tileops.nn.ModuleReport, ...])

@@ -39,7 +39,9 @@ from tileops.torch_schema import (
     to_torch,
     torch_op_name,
     values_of,
+    with_absent,
     with_values,
+    without_absent,
 )
 
 # Private names of torch, with `OpOverload.redispatch` and those of forward_ad below. A test names each.
@@ -55,6 +57,9 @@ _forward_ad: Final = cast("Any", forward_ad)
 
 _AUTOCAST: Final = ("cpu", "cuda", "hpu", "mps", "xla", "xpu")
 """Device types with an autocast key of their own."""
+
+_IN_TREE: Final = {op: torch_op_name("tileops", op) for op in IN_TREE_OPS}
+"""What the names of an in-tree op's torch ops begin with."""
 
 _library: Final = torch.library.Library("tileops", "FRAGMENT")
 _lock = threading.RLock()  # not Final: a forked child gets a new one
@@ -106,8 +111,8 @@ def packet(namespace: Any, name: str, find: Callable[[Any, str], Any]) -> Any:
     dispatcher keeps a borrowed pointer to one that is then freed.
     """
     public = name if name in _owners else name.removeprefix("_")  # `__main____RowOp` begins with one of its own
-    for op in IN_TREE_OPS:
-        if public.startswith(torch_op_name("tileops", op)):
+    for op, begins in _IN_TREE.items():
+        if public.startswith(begins):
             find_op(op)
     if public not in _owners:
         load()  # a backend may bring the op
@@ -157,7 +162,7 @@ def _implementation(name: str, count: int) -> Callable[..., Any]:
         if parameters != known or op.__class__ is not cls:
             route, op = with_values(cls, name, values_of(parameters))  # real numbers: no trace runs this
             latest = parameters, route, op
-        tensors = given[:count]
+        tensors = with_absent(route, given[:count]) if route.absent else given[:count]
         results = op._repeated(tensors)
         if results is None:  # what a mode or a subclass runs is like no call outside it
             results = op._run(*tensors) if _excluded("PythonTLSSnapshot") else op._noted(tensors)
@@ -177,7 +182,8 @@ def launcher(defined: str, *parameters: Any, target: str | None = None) -> Calla
     route, op = with_values(_owners[name], name, values_of(given))
 
     def launch(*tensors: Any) -> Any:
-        results = op._repeated(tensors) if _owners[name] is op.__class__ else None
+        arguments = with_absent(route, tensors) if route.absent else tensors
+        results = op._repeated(arguments) if _owners[name] is op.__class__ else None
         if results is None:
             return torch_op(*tensors, *given)
         return to_torch(route, results) if route.converts else results
@@ -189,8 +195,9 @@ def _meta(name: str, *given: Any) -> Any:
     """What comes back, without data: the checks of the eager call, then empty results."""
     have_inductor_launch(name, len(route_named(_owners[name], name).arguments))
     route, op = _rebuilt(name, given)
-    op.check(*given[: len(route.arguments)])
-    return to_torch(route, op.empty_results(*given[: len(route.arguments)]))
+    tensors = with_absent(route, given[: len(route.arguments)])
+    op.check(*tensors)
+    return to_torch(route, op.empty_results(*tensors))
 
 
 def serve_dtensors(name: str) -> None:
@@ -215,10 +222,10 @@ def _run_sharded(name: str, dtensor: Any, torch_op: Any, types: Any, given: Sequ
     count = len(route.arguments)
 
     def run(*tensors: Any) -> Sequence[Any]:
-        results = from_torch(route, op, tensors, torch_op(*tensors, *given[count:]))
+        results = from_torch(route, op, tensors, torch_op(*without_absent(route, tensors), *given[count:]))
         return results if route.results > 1 else (results,)
 
-    results = run_sharded(op, dtensor, given[:count], run)
+    results = run_sharded(op, dtensor, with_absent(route, given[:count]), run)
     return to_torch(route, results if route.results > 1 else results[0])
 
 
@@ -252,9 +259,9 @@ def _recorded(name: str, below: Callable[..., Any], transformed: bool, given: Se
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(_forward_ad._set_fwd_grad_enabled(True))  # noqa: FBT003 - torch's own signature
             stack.enter_context(_below_autograd())
-            return from_torch(route, op, tensors, below(*tensors, *given[count:]))
+            return from_torch(route, op, tensors, below(*without_absent(route, tensors), *given[count:]))
 
-    tensors = given[:count]
+    tensors = with_absent(route, given[:count])
     if not transformed:
         real = all(type(one) in PLAIN and (one is None or one.device.type != "meta") for one in tensors)
         return to_torch(route, with_gradient(op, tensors, run, looks_up=real))
