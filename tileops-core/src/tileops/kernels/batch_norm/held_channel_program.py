@@ -15,6 +15,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
+from tileops.kernels.batch_norm.cluster_program import clusters, tell_cluster
 from tileops.kernels.batch_norm.statistics_program import (
     FLOAT32,
     add_moments,
@@ -36,14 +37,6 @@ from tileops.kernels.shared_program import (
 )
 
 __all__ = ["held_channel_program"]
-
-
-def clusters(channels: int, blocks: int, warps: Any) -> Any:
-    """The launch of a cluster of `blocks` for each channel."""
-    threads = [WARP, warps]
-    if blocks == 1:
-        return T.Kernel(channels, threads=threads)
-    return T.ClusterKernel(channels * blocks, threads=threads, cluster_dims=(blocks, 1, 1))
 
 
 @T.macro
@@ -103,18 +96,8 @@ def merge_block(moments, sum_slots, square_slots, warps):
 
 @T.macro
 def merge_cluster(moments, mine, peers, rank, warp, blocks: int):
-    """Merge the ``moments`` (float32, local, 3) of a cluster's blocks, in the order of their ranks.
-
-    The caller has announced itself to the cluster: no block may write into one that has not started.
-    """
-    T.cluster_wait()
-    if warp == 0:
-        # Every lane writes the same, and reads back what it wrote itself.
-        for i in T.unroll(3):
-            mine[i] = moments[i]
-        for block in list(range(blocks)):
-            T.copy_cluster(mine, peers[rank, :], dst_block=block)
-    T.cluster_sync()
+    """Merge the ``moments`` (float32, local, 3) of a cluster's blocks, in the order of their ranks."""
+    tell_cluster(moments, mine, peers, rank, warp, blocks, 3)
     for i in T.unroll(3):
         moments[i] = 0.0
     for block in T.unroll(blocks):

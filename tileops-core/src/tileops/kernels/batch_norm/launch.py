@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from tileops.call_spec import CallSpec
 from tileops.kernels.batch_norm.interface import BatchNormTrainCall
 from tileops.kernels.kernel_base import Kernel
 
@@ -30,14 +31,14 @@ def identity_facts(call: BatchNormTrainCall, run: int) -> tuple[Any, ...]:
 
 
 @final
-class Launch(Kernel[BatchNormTrainCall]):
+class Launch(Kernel[Any]):
     """One program of an entry of several."""
 
-    def __init__(self, call: BatchNormTrainCall, program: Callable[..., Any]) -> None:
+    def __init__(self, call: CallSpec, program: Callable[..., Any]) -> None:
         super().__init__(call)
         self._program = program
 
-    def forward(self, *arguments: Tensor | int) -> None:
+    def forward(self, *arguments: Tensor | int | None) -> None:
         """Take the arguments in the program's order."""
         self._program(*arguments)
 
@@ -112,6 +113,11 @@ class TwoLaunches(NamedTuple):
         moments = x.new_empty(partials, dtype=torch.float32)
         self.moments(x.as_strided(shape, dense_strides(shape)), moments, chunks)
         return launch_training(self.apply, x, shape, channels, statistics, moments, chunks)
+
+
+def viewed(tensor: Tensor | None, shape: Shape) -> Tensor | None:
+    """A dense tensor in `shape`, in the order of memory; None stays None."""
+    return None if tensor is None else tensor.as_strided(shape, dense_strides(shape))
 
 
 def dense_strides(shape: Shape) -> Shape:
