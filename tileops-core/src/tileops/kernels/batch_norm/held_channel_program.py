@@ -24,6 +24,7 @@ from tileops.kernels.batch_norm.statistics_program import (
     channel_origin,
     hold,
     keep_statistics,
+    merge_block,
     read_affine,
     read_running,
     store_held,
@@ -32,7 +33,6 @@ from tileops.kernels.compiled_program import compile_sized_program, traced
 from tileops.kernels.shared_program import (
     WARP,
     merge_moments,
-    sized_block_sum,
     tilelang_dtype,
 )
 
@@ -78,23 +78,6 @@ def store_parked(
 
 
 @T.macro
-def merge_block(moments, sum_slots, square_slots, warps):
-    """Merge the ``moments`` of a block's threads: sums for the mean, then every thread's deviations from it."""
-    sums = T.alloc_local((2,), FLOAT32)
-    squares = T.alloc_local((1,), FLOAT32)
-    sums[0] = moments[0] * moments[1]
-    sums[1] = moments[0]
-    sized_block_sum(sums, sum_slots, 2, warps)
-    # A block without a part (a small batch in a wide cluster) counts nothing and centres on 0.
-    sums[0] = sums[0] / T.max(sums[1], 1.0)
-    squares[0] = moments[2] + (moments[1] - sums[0]) * moments[0] * (moments[1] - sums[0])
-    sized_block_sum(squares, square_slots, 1, warps)
-    moments[0] = sums[1]
-    moments[1] = sums[0]
-    moments[2] = squares[0]
-
-
-@T.macro
 def merge_cluster(moments, mine, peers, rank, warp, blocks: int):
     """Merge the ``moments`` (float32, local, 3) of a cluster's blocks, in the order of their ranks."""
     tell_cluster(moments, mine, peers, rank, warp, blocks, 3)
@@ -132,6 +115,7 @@ def held_channel_program(
     """
     element = tilelang_dtype(dtype)
     run_vectors = spatial // vector
+    parked_shape = (parked_steps, most_warps * WARP, vector) if parked_steps else (1, 1, 1)
     n = T.dynamic("n")
     warps = block_warps(T.ceildiv(n * run_vectors, blocks), held_steps, fill_warps, most_warps)
 
@@ -168,7 +152,7 @@ def held_channel_program(
             square_slots = T.alloc_shared((most_warps, 1), FLOAT32)
             mine = T.alloc_shared((3,), FLOAT32)
             peers = T.alloc_shared((blocks, 3), FLOAT32)
-            parked = T.alloc_shared((max(1, parked_steps), most_warps * WARP, vector), element)
+            parked = T.alloc_shared(parked_shape, element)
             # What follows `held`, in groups: as many as the batch fills, counted at run time also so that the compiler
             # leaves the loops be. Unrolled, they would want more registers than there are.
             further = first + held_steps * stride

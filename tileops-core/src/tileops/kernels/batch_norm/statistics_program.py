@@ -11,7 +11,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
-from tileops.kernels.shared_program import WARP, from_origin, merge_moments, tilelang_dtype
+from tileops.kernels.shared_program import WARP, from_origin, merge_moments, sized_block_sum, tilelang_dtype
 
 __all__ = [
     "add_moments",
@@ -20,6 +20,8 @@ __all__ = [
     "channel_origin",
     "hold",
     "keep_statistics",
+    "locate",
+    "merge_block",
     "read_affine",
     "read_running",
     "store_held",
@@ -164,6 +166,23 @@ def add_moments(moments, held, origin, dtype: torch.dtype, first, stride, items,
     squares[0] = 0.0
     held_square_sum(squares, held, origin, dtype, sums[0], first, stride, items, steps, vector)
     merge_moments(moments, sums[1], sums[0], squares[0])
+
+
+@T.macro
+def merge_block(moments, sum_slots, square_slots, warps):
+    """Merge the ``moments`` of a block's threads: sums for the mean, then every thread's deviations from it."""
+    sums = T.alloc_local((2,), FLOAT32)
+    squares = T.alloc_local((1,), FLOAT32)
+    sums[0] = moments[0] * moments[1]
+    sums[1] = moments[0]
+    sized_block_sum(sums, sum_slots, 2, warps)
+    # A block without a part (a small batch in a wide cluster) counts nothing and centres on 0.
+    sums[0] = sums[0] / T.max(sums[1], 1.0)
+    squares[0] = moments[2] + (moments[1] - sums[0]) * moments[0] * (moments[1] - sums[0])
+    sized_block_sum(squares, square_slots, 1, warps)
+    moments[0] = sums[1]
+    moments[1] = sums[0]
+    moments[2] = squares[0]
 
 
 @T.macro
