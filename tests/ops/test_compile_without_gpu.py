@@ -11,13 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
-from tileops.kernels.batch_norm import BatchNormInferCall, BatchNormTrainCall
+from tileops.kernels.batch_norm import BatchNormBwdCall, BatchNormInferCall, BatchNormTrainCall
 from tileops.kernels.fused_add_layer_norm import FusedAddLayerNormCall
 from tileops.kernels.fused_add_rms_norm import FusedAddRMSNormCall
 from tileops.kernels.kernel_base import kernels_of
 from tileops.kernels.layer_norm import LayerNormBwdCall, LayerNormCall
 from tileops.kernels.rms_norm import RMSNormBwdCall, RMSNormCall
 from tileops.norm import (
+    BatchNormBwdOp,
     BatchNormFwdOp,
     FusedAddLayerNormFwdOp,
     FusedAddRMSNormFwdOp,
@@ -71,6 +72,17 @@ CALLS = [
     (BatchNormFwdOp, "batch_norm_fwd_train", "split_channel", BatchNormTrainCall(CUDA, 4, 128, 1 << 20, HALF)),
     (BatchNormFwdOp, "batch_norm_fwd_infer", "elementwise", BatchNormInferCall(CUDA, 64, 49, BRAIN)),
     (BatchNormFwdOp, "batch_norm_fwd_infer", "elementwise", BatchNormInferCall(CUDA, 64, 49, HALF, channels_last=True)),
+    (BatchNormBwdOp, "batch_norm_bwd_train", "held_column", BatchNormBwdCall(CUDA, 8, 6, 49, SINGLE, True)),
+    (BatchNormBwdOp, "batch_norm_bwd_train", "split_column", BatchNormBwdCall(CUDA, 8192, 1024, 1, HALF)),
+    (BatchNormBwdOp, "batch_norm_bwd_train", "held_channel", BatchNormBwdCall(CUDA, 32, 256, 3136, BRAIN)),
+    (BatchNormBwdOp, "batch_norm_bwd_train", "split_channel", BatchNormBwdCall(CUDA, 4, 128, 1 << 20, HALF)),
+    (BatchNormBwdOp, "batch_norm_bwd_infer", "elementwise", BatchNormBwdCall(CUDA, 8, 64, 196, BRAIN)),
+    (
+        BatchNormBwdOp,
+        "batch_norm_bwd_infer",
+        "elementwise",
+        BatchNormBwdCall(CUDA, 8, 64, 49, HALF, True, need=(True, False, False), bias_dtype=None),
+    ),
 ]
 
 
@@ -86,7 +98,7 @@ def test_a_kernel_for_an_h200_is_selected_and_compiles(op, interface, key, call)
 def test_every_in_tree_kernel_has_a_call_here():
     compiled = {(op, key) for op, _, key, _ in CALLS}
     forward = (LayerNormFwdOp, RMSNormFwdOp, FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp, BatchNormFwdOp)
-    ops = (*forward, LayerNormBwdOp, RMSNormBwdOp)
+    ops = (*forward, LayerNormBwdOp, RMSNormBwdOp, BatchNormBwdOp)
     declared = {(op, key) for op in ops for key in op.kernel_types}
     assert compiled == declared
 

@@ -357,6 +357,30 @@ def test_one_batch_norm_agrees_with_torch_at_every_batch_size(
         close(variance, values[2])
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("c", "side"), [(64, 1), (8, 7), (24, 14), (3, 56)])
+def test_one_batch_norm_has_the_gradients_of_torch_at_every_batch_size(
+    c: int, side: int, channels_last: bool, training: bool
+) -> None:
+    op, weight = BatchNormBwdOp(training), drawn(c, mean=1)
+    for n in (2, 3, 7, 8, 40, 83, 84, 167, 168, 400, 1300, 5000):
+        if n * side * side > 1_200_000:
+            continue
+        x = drawn(n, c, side, side, dtype=torch.float16, mean=3)
+        grad = drawn(n, c, side, side + 1, dtype=torch.float16)[..., :side]
+        x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+        arguments = [one.requires_grad_() for one in wide(x, weight, torch.zeros_like(weight))]
+        mean, variance = x.double().mean((0, 2, 3)), x.double().var((0, 2, 3), correction=0)
+        y = F.batch_norm(arguments[0], mean, variance, *arguments[1:], training=training)
+        rights = torch.autograd.grad(y, arguments, grad.double())
+        results = op(grad, x, mean.float(), torch.rsqrt(variance + 1e-5).float(), weight)
+        sums = (1e-4, 1e-5 * (n * side * side) ** 0.5)
+        for result, right, (relative, absolute) in zip(results, rights, [(2e-3, 2e-3), sums, sums]):
+            torch.testing.assert_close(result.double(), right, rtol=relative, atol=absolute)
+        assert results[0].stride() == x.stride()
+
+
 @pytest.mark.parametrize(
     ("op", "shape"),
     [
