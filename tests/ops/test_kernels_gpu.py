@@ -119,7 +119,7 @@ def test_an_implementation_agrees_with_its_reference_and_repeats_itself_bit_by_b
 def test_what_an_implementation_returns_is_new_and_lies_in_memory_as_its_input_does(
     interface: type[KernelInterface[Any]], kernel: type[Kernel[Any]]
 ) -> None:
-    calls = served(interface, kernel)[:2]
+    calls = [call for call in served(interface, kernel) if getattr(call, "need", (True,))[0]][:2]
     entry_of = built(kernel, calls)
     for call in calls:
         tensors = interface.sample_tensors(call, torch.Generator().manual_seed(0))

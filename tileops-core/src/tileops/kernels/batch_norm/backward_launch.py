@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,12 +54,16 @@ class Results(NamedTuple):
         return None if dtype is None else x.new_empty(self.c, dtype=dtype)
 
 
+MOST_CHUNKS_OF_ONE_PART: Final = 4
+"""Chunks of a channel that one block takes where that saves the launch that adds up parts."""
+
+
 class SplitPrograms(NamedTuple):
     """What an entry of two launches is made of.
 
     Args:
-        sums: Builds the program that leaves the sums of each part, from which of them are wanted and whether it also
-            writes the gradient of x.
+        sums: Builds the program that leaves the sums of each part. It takes by name which are `wanted`, whether it
+            `closes`, that is writes those of a single part as the results, and whether it `writes` the gradient of x.
         gradient: Builds the one that adds them up and writes the gradient of x.
         cut: From x to what the programs see it as, and how it is cut.
     """
@@ -70,35 +74,55 @@ class SplitPrograms(NamedTuple):
 
 
 def split_entry(call: BatchNormBwdCall, programs: SplitPrograms, *, training: bool) -> Entry:
-    """The launches as one entry, with the contract of both interfaces.
+    """The launches as one entry, with the contract of the interface of training, or of inference.
 
-    In training the gradient of x needs both sums, and is written by the second launch. Where it is not wanted, and in
-    inference, the second launch only adds up.
+    In training the gradient of x needs both sums, and a second launch writes it.
     """
-    of_x, of_weight, of_bias = call.need
-    through = of_x and training
-    wanted = (True, True) if through else (of_weight, of_bias)
-    count, results = sum(wanted), Results.of(call)
-    of_unit, of_grad = wanted
-    writes = of_x and not training
-    builders = [lambda: Launch(call, programs.sums(of_unit=of_unit, of_grad=of_grad, writes=writes))]
-    if through:
-        builders.append(lambda: Launch(call, programs.gradient()))
-    elif count:
-        builders.append(lambda: Launch(call, _total_program(call)))
-    launches = built_together(builders)
+    return _through_sums(call, programs) if training and call.need[0] else _beside_sums(call, programs)
+
+
+def _through_sums(call: BatchNormBwdCall, programs: SplitPrograms) -> Entry:
+    """Both sums, then the gradient of x."""
+    results = Results.of(call)
+    launches = built_together(
+        [
+            lambda: Launch(call, programs.sums(wanted=(True, True), closes=False, writes=False)),
+            lambda: Launch(call, programs.gradient()),
+        ]
+    )
+    sums, gradient = launches
 
     def run(grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None) -> Gradients:
         shape, (chunks, parts) = programs.cut(x)
-        grad_x, *sums = gradients = results.empty(x)
+        grad_x, *others = gradients = results.empty(x)
         given = (viewed(grad, shape), viewed(x, shape), mean, invstd, weight)
-        written = viewed(grad_x, shape)
+        partials = x.new_empty((2, parts, call.c), dtype=torch.float32)
+        sums(*given, None, partials, chunks, parts, None, None)
+        gradient(*given, partials, chunks, viewed(grad_x, shape), *others)
+        return gradients
+
+    return Entry(run, kernels=launches)
+
+
+def _beside_sums(call: BatchNormBwdCall, programs: SplitPrograms) -> Entry:
+    """The gradient of x, if wanted, and the sums of each part, if wanted; where there are several parts, their total."""
+    results, (of_x, *wanted) = Results.of(call), call.need
+    count = sum(wanted)
+    builders = [lambda: Launch(call, programs.sums(wanted=tuple(wanted), closes=True, writes=of_x))]
+    if count:
+        builders.append(lambda: Launch(call, _total_program(call)))
+    sums, *total = launches = built_together(builders)
+
+    def run(grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None) -> Gradients:
+        shape, (chunks, parts) = programs.cut(x)
+        if count and chunks * parts <= MOST_CHUNKS_OF_ONE_PART:
+            chunks, parts = chunks * parts, 1
+        grad_x, *others = gradients = results.empty(x)
         partials = x.new_empty((count, parts, call.c), dtype=torch.float32) if count else None
-        launches[0](*given, written if writes else None, partials, chunks, parts)
-        if through:
-            launches[1](*given, partials, chunks, written, *sums)
-        elif count:
-            launches[1](partials, *sums)
+        given = (viewed(grad, shape), viewed(x, shape), mean, invstd, weight, viewed(grad_x, shape))
+        sums(*given, partials, chunks, parts, *others)
+        if count and parts > 1:
+            total[0](partials, *others)
         return gradients
 
     return Entry(run, kernels=launches)

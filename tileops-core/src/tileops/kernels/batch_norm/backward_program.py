@@ -23,6 +23,7 @@ __all__ = [
     "clear",
     "gradient_factors",
     "gradients_of_x",
+    "keep_part",
     "keep_sums",
     "lane_statistic",
     "put",
@@ -79,6 +80,27 @@ def keep_sums(sums, channel, grad_weight, grad_bias, need: tuple[bool, bool, boo
         grad_weight[channel] = T.cast(sums[0], grad_weight.dtype)
     if need[2]:
         grad_bias[channel] = T.cast(sums[1], grad_bias.dtype)
+
+
+@T.macro
+def keep_partials(sums, channel, part, partials, wanted: tuple[bool, bool]):
+    """Write what a part adds to a channel's sums into ``partials`` (sums, parts, c), as far as they are wanted."""
+    if wanted[0]:
+        partials[0, part, channel] = sums[0]
+    if wanted[1]:
+        partials[wanted[0] + 0, part, channel] = sums[1]
+
+
+@T.macro
+def keep_part(sums, channel, part, count, partials, grad_weight, grad_bias, wanted: tuple[bool, bool], closes: bool):
+    """The same, where the only part of ``count`` is the whole: then its sums are the results, if it ``closes``."""
+    if closes:
+        if count == 1:
+            keep_sums(sums, channel, grad_weight, grad_bias, (False, *wanted))
+        else:
+            keep_partials(sums, channel, part, partials, wanted)
+    else:
+        keep_partials(sums, channel, part, partials, wanted)
 
 
 @T.macro

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Final, final
+from typing import Any, Final, final
 
 from torch import Tensor
 
@@ -46,12 +46,12 @@ def channel_programs(call: BatchNormBwdCall) -> SplitPrograms:
     split, c, spatial = split_gradients(call), call.c, call.spatial
     tuning = {"vector": split.vector, "threads": THREADS, "unroll": split.unroll, "min_blocks": MIN_BLOCKS}
 
-    def sums(**wanted: bool) -> Callable[..., object]:
+    def sums(**asked: Any) -> Callable[..., Any]:
         from tileops.kernels.batch_norm.split_channel_backward_program import split_channel_sums_program
 
-        return split_channel_sums_program(call.arch, c, spatial, call.dtype, call.weight_dtype, **wanted, **tuning)
+        return split_channel_sums_program(*program_facts(call, spatial)[:-1], **asked, **tuning)
 
-    def gradient() -> Callable[..., object]:
+    def gradient() -> Callable[..., Any]:
         from tileops.kernels.batch_norm.split_channel_backward_program import split_channel_gradient_program
 
         return split_channel_gradient_program(*program_facts(call, spatial), **tuning)

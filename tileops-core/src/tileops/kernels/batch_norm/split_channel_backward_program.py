@@ -16,6 +16,7 @@ from tileops.kernels.batch_norm.backward_program import (
     clear,
     gradient_factors,
     gradients_of_x,
+    keep_part,
     keep_sums,
     put,
     scaled_gradients,
@@ -35,25 +36,28 @@ def split_channel_sums_program(
     spatial: int,
     dtype: torch.dtype,
     weight_dtype: torch.dtype | None,
+    bias_dtype: torch.dtype | None,
     *,
-    of_unit: bool,
-    of_grad: bool,
+    wanted: tuple[bool, bool],
+    closes: bool,
     writes: bool,
     vector: int,
     threads: int,
     unroll: int,
     min_blocks: int,
 ) -> Callable[..., Any]:
-    """Compile ``(grad, x, mean, invstd, weight, grad_x, partials, chunks, count)``, x as (n, c, spatial).
+    """Compile ``(grad, x, mean, invstd, weight, grad_x, partials, chunks, count, grad_weight, grad_bias)``.
 
-    The sums of grad * x̂ and of grad in each of ``count`` parts of each channel, as far as wanted, into partials (sums,
-    count, c). With ``writes``, also grad_x = grad * invstd * weight. None in place of what is neither read nor written.
+    x is (n, c, spatial). The sums of grad * x̂ and of grad in each of ``count`` parts of each channel, as far as they are
+    ``wanted``, go into partials (sums, count, c). If the program ``closes``, those of the only part go into the last
+    two. If it ``writes``, grad_x becomes grad * invstd * weight. None in place of what is neither read nor written.
     """
     element = tilelang_dtype(dtype)
     run_vectors = spatial // vector
     n = T.dynamic("n")
-    wanted = of_unit + of_grad
-    parts = T.dynamic("parts") if wanted else 1
+    of_unit, _ = wanted
+    sums_wanted = sum(wanted)
+    parts = T.dynamic("parts") if sums_wanted else 1
 
     @traced(T.prim_func)
     def main(
@@ -63,9 +67,11 @@ def split_channel_sums_program(
         invstd: T.Tensor((c,), FLOAT32),
         weight: T.Tensor((c,), affine_dtype(weight_dtype)),
         grad_x: T.Tensor((n, c, spatial), element),
-        partials: T.Tensor((max(wanted, 1), parts, c), FLOAT32),
+        partials: T.Tensor((max(sums_wanted, 1), parts, c), FLOAT32),
         chunks: T.int32,
         count: T.int32,
+        grad_weight: T.Tensor((c,), affine_dtype(weight_dtype)),
+        grad_bias: T.Tensor((c,), affine_dtype(bias_dtype)),
     ):
         with T.Kernel(count * c, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
@@ -106,14 +112,12 @@ def split_channel_sums_program(
                     scaled_gradients(grads, scale, dtype, unroll, vector)
                     put(grad_x, grads, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
                 first = first + threads * unroll
-            if wanted:
+            if sums_wanted:
                 sum_lanes(sums, products, plain, vector)
                 block_sum(sums, slots, 2, threads)
+                sums[0] = sums[0] * deviation
                 if thread == 0:
-                    if of_unit:
-                        partials[0, part, channel] = sums[0] * deviation
-                    if of_grad:
-                        partials[wanted - 1, part, channel] = sums[1]
+                    keep_part(sums, channel, part, count, partials, grad_weight, grad_bias, wanted, closes)
 
     return compile_program(main, arch)
 

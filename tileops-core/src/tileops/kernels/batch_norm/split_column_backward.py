@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Final, final
+from typing import Any, Final, final
 
 from torch import Tensor
 
@@ -49,12 +49,12 @@ def column_programs(call: BatchNormBwdCall) -> SplitPrograms:
     """What an entry is made of that lays vectors across channels."""
     split, c, run = split_gradients(call), call.c, run_of(call)
 
-    def sums(**wanted: bool) -> Callable[..., object]:
+    def sums(**asked: Any) -> Callable[..., Any]:
         from tileops.kernels.batch_norm.split_column_backward_program import split_column_sums_program
 
-        return split_column_sums_program(call.arch, c, run, call.dtype, call.weight_dtype, **wanted, **split.tuning)
+        return split_column_sums_program(*program_facts(call, run)[:-1], **asked, **split.tuning)
 
-    def gradient() -> Callable[..., object]:
+    def gradient() -> Callable[..., Any]:
         from tileops.kernels.batch_norm.split_column_backward_program import split_column_gradient_program
 
         return split_column_gradient_program(*program_facts(call, run), **split.tuning)

@@ -15,6 +15,7 @@ from tileops.kernels.batch_norm.backward_program import (
     add_products,
     clear,
     gradients_of_x,
+    keep_part,
     keep_sums,
     lane_statistic,
     put_rows,
@@ -36,9 +37,10 @@ def split_column_sums_program(
     run: int,
     dtype: torch.dtype,
     weight_dtype: torch.dtype | None,
+    bias_dtype: torch.dtype | None,
     *,
-    of_unit: bool,
-    of_grad: bool,
+    wanted: tuple[bool, bool],
+    closes: bool,
     writes: bool,
     vector: int,
     across: int,
@@ -46,10 +48,11 @@ def split_column_sums_program(
     unroll: int,
     min_blocks: int,
 ) -> Callable[..., Any]:
-    """Compile ``(grad, x, mean, invstd, weight, grad_x, partials, chunks, count)``, x as (rows, c * run).
+    """Compile ``(grad, x, mean, invstd, weight, grad_x, partials, chunks, count, grad_weight, grad_bias)``.
 
-    The sums of grad * x̂ and of grad in each of ``count`` parts of each channel, as far as wanted, into partials (sums,
-    count, c). With ``writes``, also grad_x = grad * invstd * weight. None in place of what is neither read nor written.
+    x is (rows, c * run). The sums of grad * x̂ and of grad in each of ``count`` parts of each channel, as far as they are
+    ``wanted``, go into partials (sums, count, c). If the program ``closes``, those of the only part go into the last
+    two. If it ``writes``, grad_x becomes grad * invstd * weight. None in place of what is neither read nor written.
     """
     element = tilelang_dtype(dtype)
     vectors = c * run // vector
@@ -57,19 +60,9 @@ def split_column_sums_program(
     tiles = -(-vectors // across)
     down = threads // across
     rows = T.dynamic("rows", "int64")
-    wanted = of_unit + of_grad
-    parts = T.dynamic("parts") if wanted else 1
-
-    @traced(T.macro)
-    def keep_partials(partials, which, part, lanes, slots, totals, thread, tile, invstd, scaled):
-        """Write what ``lanes`` add up to in each channel of the tile, times ``invstd`` where it is ``scaled``."""
-        channel_totals(lanes, slots, totals, thread, across, down, run, channels, vector, threads // WARP)
-        channel = tile * channels + thread
-        if (thread < channels) and (channel < c):
-            if scaled:
-                partials[which, part, channel] = totals[thread] * invstd[channel]
-            else:
-                partials[which, part, channel] = totals[thread]
+    of_unit, _ = wanted
+    sums_wanted = sum(wanted)
+    parts = T.dynamic("parts") if sums_wanted else 1
 
     @traced(T.prim_func)
     def main(
@@ -79,9 +72,11 @@ def split_column_sums_program(
         invstd: T.Tensor((c,), FLOAT32),
         weight: T.Tensor((c,), affine_dtype(weight_dtype)),
         grad_x: T.Tensor((rows, c * run), element),
-        partials: T.Tensor((max(wanted, 1), parts, c), FLOAT32),
+        partials: T.Tensor((max(sums_wanted, 1), parts, c), FLOAT32),
         chunks: T.int32,
         count: T.int32,
+        grad_weight: T.Tensor((c,), affine_dtype(weight_dtype)),
+        grad_bias: T.Tensor((c,), affine_dtype(bias_dtype)),
     ):
         with T.Kernel(count * tiles, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
@@ -99,6 +94,7 @@ def split_column_sums_program(
             factor = T.alloc_local((vector,), FLOAT32)
             products = T.alloc_local((vector,), FLOAT32)
             plain = T.alloc_local((vector,), FLOAT32)
+            sums = T.alloc_local((2,), FLOAT32)
             slots = T.alloc_shared((down, channels * run + 1), FLOAT32)
             totals = T.alloc_shared((channels,), FLOAT32)
             part_rows = chunks * (down * unroll)
@@ -131,10 +127,19 @@ def split_column_sums_program(
                     scaled_gradients(grads, scale, dtype, unroll, vector)
                     put_rows(grad_x, grads, base, row, limit, column, down, unroll, vector)
                 row = row + down * unroll
+            # The first threads have a channel each to settle.
+            channel = tile * channels + thread
+            settles = (thread < channels) and (channel < c)
             if of_unit:
-                keep_partials(partials, 0, part, products, slots, totals, thread, tile, invstd, True)
-            if of_grad:
-                keep_partials(partials, wanted - 1, part, plain, slots, totals, thread, tile, invstd, False)
+                channel_totals(products, slots, totals, thread, across, down, run, channels, vector, threads // WARP)
+                if settles:
+                    sums[0] = totals[thread] * invstd[channel]
+            if wanted[1]:
+                channel_totals(plain, slots, totals, thread, across, down, run, channels, vector, threads // WARP)
+                if settles:
+                    sums[1] = totals[thread]
+            if settles:
+                keep_part(sums, channel, part, count, partials, grad_weight, grad_bias, wanted, closes)
 
     return compile_program(main, arch)
 
