@@ -28,11 +28,13 @@ __all__ = [
     "load_columns_at",
     "load_row",
     "load_row_at",
+    "load_streamed",
     "merge_moments",
     "merge_moments_of_warps",
     "sized_block_sum",
     "store_row",
     "store_row_at",
+    "store_streamed",
     "take_origin",
     "tilelang_dtype",
     "vector_elements",
@@ -234,6 +236,27 @@ def load_columns_at(held, first, weight, column, vector: int):
     """Load the vector of `weight` (one axis) at `column` into `held` (local) from `held[first]` on."""
     for j in T.vectorized(vector):
         held[first + j] = weight[column + j]
+
+
+_WORDS = {2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
+"""What CUDA calls an access of so many bytes."""
+
+
+def load_streamed(to: Any, source: Any, size: int) -> Any:
+    """Copy `size` bytes from global memory at `source` to the local `to`: the L2 cache may drop them first.
+
+    For what nobody reads again. TileLang has no such load; `__ldcs` is CUDA's, which an expression in its place calls.
+    """
+    word = _WORDS[size]
+    load = f"[](void* to, const void* source) {{ *({word}*)to = __ldcs((const {word}*)source); }}"
+    return T.call_extern("handle", load, T.address_of(to), T.address_of(source))
+
+
+def store_streamed(to: Any, source: Any, size: int) -> Any:
+    """Copy `size` bytes from the local `source` to global memory at `to`: the L2 cache may drop them first."""
+    word = _WORDS[size]
+    store = f"[](void* to, const void* source) {{ __stcs(({word}*)to, *(const {word}*)source); }}"
+    return T.call_extern("handle", store, T.address_of(to), T.address_of(source))
 
 
 def from_origin(value: Any, origin: Any, dtype: torch.dtype) -> Any:

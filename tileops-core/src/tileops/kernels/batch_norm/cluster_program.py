@@ -7,7 +7,7 @@ import tilelang.language as T
 
 from tileops.kernels.shared_program import WARP
 
-__all__ = ["clusters", "ring_clusters", "tell_cluster", "tell_peers"]
+__all__ = ["clusters", "tell_cluster"]
 
 
 def clusters(channels: int, blocks: int, warps: Any) -> Any:
@@ -32,22 +32,4 @@ def tell_cluster(values, mine, peers, rank, warp, blocks: int, count: int):
             mine[i] = values[i]
         for block in list(range(blocks)):
             T.copy_cluster(mine, peers[rank, :], dst_block=block)
-    T.cluster_sync()
-
-
-def ring_clusters(groups: Any, blocks: int, warps: int) -> Any:
-    """The launch of `groups` clusters of `blocks`."""
-    if blocks == 1:
-        return T.Kernel(groups, threads=[WARP, warps])
-    return T.ClusterKernel(groups * blocks, threads=[WARP, warps], cluster_dims=(blocks, 1, 1))
-
-
-@T.macro
-def tell_peers(values, mine, peers, side, rank, warp, blocks: int, count: int):
-    """As ``tell_cluster``, for one channel after the other: into ``peers[side, rank]``, sides taking turns."""
-    if warp == 0:
-        for i in T.unroll(count):
-            mine[i] = values[i]
-        for block in list(range(blocks)):
-            T.copy_cluster(mine, peers[side, rank, :], dst_block=block)
     T.cluster_sync()

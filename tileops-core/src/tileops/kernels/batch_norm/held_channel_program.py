@@ -25,9 +25,10 @@ from tileops.kernels.batch_norm.statistics_program import (
     hold,
     keep_statistics,
     merge_block,
+    normalise,
+    put,
     read_affine,
     read_running,
-    store_held,
 )
 from tileops.kernels.compiled_program import compile_sized_program, traced
 from tileops.kernels.shared_program import (
@@ -62,7 +63,7 @@ def store_parked(
     y, parked, origin, dtype: torch.dtype, channel, thread, centre, scale, shift, first, stride, items,
     groups, group: int, run_vectors: int, vector: int,
 ):  # fmt: skip
-    """``store_held`` of the values parked."""
+    """Normalise and write the values parked."""
     passing = T.alloc_local((group, vector), tilelang_dtype(dtype))
     turn_first = T.alloc_var("int32")
     turn_first = first
@@ -70,10 +71,8 @@ def store_parked(
         for step in T.unroll(group):
             for lane in T.vectorized(vector):
                 passing[step, lane] = parked[turn * group + step, thread, lane]
-        store_held(
-            y, passing, origin, dtype, channel, centre, scale, shift, 0, turn_first, stride, items,
-            group, run_vectors, vector,
-        )  # fmt: skip
+        normalise(passing, origin, dtype, centre, scale, shift, group, vector)
+        put(y, passing, channel, 0, turn_first, stride, items, group, run_vectors, vector)
         turn_first = turn_first + group * stride
 
 
@@ -179,10 +178,8 @@ def held_channel_program(
 
             scale = T.alloc_var(FLOAT32)
             scale = T.rsqrt(moments[2] / moments[0] + eps) * affine[0]
-            store_held(
-                y, held, origin, dtype, channel, moments[1], scale, affine[1], 0, first, stride, items,
-                held_steps, run_vectors, vector,
-            )  # fmt: skip
+            normalise(held, origin, dtype, moments[1], scale, affine[1], held_steps, vector)
+            put(y, held, channel, 0, first, stride, items, held_steps, run_vectors, vector)
             if parked_steps:
                 store_parked(
                     y, parked, origin, dtype, channel, thread, moments[1], scale, affine[1], further, stride,

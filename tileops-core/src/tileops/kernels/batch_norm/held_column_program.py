@@ -14,12 +14,13 @@ import torch
 from tileops.kernels.batch_norm.column_program import (
     channel_totals,
     column_origins,
+    normalise_rows,
+    put_rows,
     read_rows,
     read_table,
     row_square_sums,
     row_sums,
     settle_channel,
-    write_rows,
 )
 from tileops.kernels.batch_norm.statistics_program import (
     FLOAT32,
@@ -123,6 +124,7 @@ def held_column_program(
                 )  # fmt: skip
             T.sync_threads()
             read_table(centre, scale, shift, table, thread, across, run, vector)
-            write_rows(y, held, origin, dtype, 0, row, limit, column, down, steps, vector, centre, scale, shift)
+            normalise_rows(held, origin, dtype, centre, scale, shift, steps, vector)
+            put_rows(y, held, 0, row, limit, column, down, steps, vector)
 
     return compile_sized_program(main, arch, registers)

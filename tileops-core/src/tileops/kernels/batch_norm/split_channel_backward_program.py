@@ -18,12 +18,11 @@ from tileops.kernels.batch_norm.backward_program import (
     gradients_of_x,
     keep_part,
     keep_sums,
-    put,
     scaled_gradients,
     sum_lanes,
 )
 from tileops.kernels.batch_norm.split_channel_program import find_part
-from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, hold, read_affine
+from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, hold, put, read_affine
 from tileops.kernels.compiled_program import compile_program, traced
 from tileops.kernels.shared_program import WARP, block_sum, tilelang_dtype
 
@@ -142,6 +141,7 @@ def split_channel_gradient_program(
     """
     element = tilelang_dtype(dtype)
     run_vectors = spatial // vector
+    size = vector * dtype.itemsize
     n = T.dynamic("n")
     parts = T.dynamic("parts")
 
@@ -180,8 +180,8 @@ def split_channel_gradient_program(
             find_part(place, n, part, chunks * (threads * unroll), run_vectors)
             first = place[1] + thread + threads * unroll * (chunks - 1)
             # Under way while the sums are added up.
-            hold(grad, grads, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
-            hold(x, values, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
+            hold(grad, grads, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, size)
+            hold(x, values, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, size)
             deviation = invstd[channel]
             read_affine(affine, channel, weight, weight, weight_dtype is not None, False)
             for i in T.unroll(2):
@@ -199,11 +199,11 @@ def split_channel_gradient_program(
                 shift[lane] = factors[2]
             for turn in T.serial(chunks):
                 gradients_of_x(grads, values, centre, scale, slope, shift, dtype, unroll, vector)
-                put(grad_x, grads, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
+                put(grad_x, grads, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, size)
                 first = first - threads * unroll
                 if turn + 1 < chunks:
-                    hold(grad, grads, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
-                    hold(x, values, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
+                    hold(grad, grads, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, size)
+                    hold(x, values, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, size)
             if (part == 0) and (thread == 0):
                 keep_sums(sums, channel, grad_weight, grad_bias, need)
 

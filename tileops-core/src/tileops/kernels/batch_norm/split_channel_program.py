@@ -19,9 +19,10 @@ from tileops.kernels.batch_norm.statistics_program import (
     channel_origin,
     hold,
     keep_statistics,
+    normalise,
+    put,
     read_affine,
     read_running,
-    store_held,
 )
 from tileops.kernels.compiled_program import compile_program, traced
 from tileops.kernels.shared_program import (
@@ -123,6 +124,7 @@ def split_apply_program(
     element = tilelang_dtype(dtype)
     run_vectors = spatial // vector
     warps = threads // WARP
+    size = vector * dtype.itemsize
     n = T.dynamic("n")
     parts = T.dynamic("parts")
 
@@ -158,7 +160,7 @@ def split_apply_program(
             find_part(place, n, part, part_items, run_vectors)
             first = place[1] + thread + threads * unroll * (chunks - 1)
             # Under way while the moments are merged.
-            hold(x, chunk, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
+            hold(x, chunk, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, size)
             channel_origin(origin, x, channel, vector, dtype)
             read_affine(affine, channel, weight, bias, weight_dtype is not None, bias_dtype is not None)
             read_running(kept, channel, running_mean, running_var, running)
@@ -178,13 +180,11 @@ def split_apply_program(
             scale = T.alloc_var(FLOAT32)
             scale = T.rsqrt(moments[2] / moments[0] + eps) * affine[0]
             for round_ in T.serial(chunks):
-                store_held(
-                    y, chunk, origin, dtype, channel, moments[1], scale, affine[1], place[0], first, threads, place[2],
-                    unroll, run_vectors, vector,
-                )  # fmt: skip
+                normalise(chunk, origin, dtype, moments[1], scale, affine[1], unroll, vector)
+                put(y, chunk, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, size)
                 first = first - threads * unroll
                 if round_ + 1 < chunks:
-                    hold(x, chunk, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
+                    hold(x, chunk, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, size)
             if (part == 0) and (thread == 0):
                 keep_statistics(
                     channel, moments[0], origin[0], moments[1], moments[2], kept, eps, momentum, running,

@@ -18,11 +18,10 @@ from tileops.kernels.batch_norm.backward_program import (
     keep_part,
     keep_sums,
     lane_statistic,
-    put_rows,
     scaled_gradients,
     settle_gradients,
 )
-from tileops.kernels.batch_norm.column_program import channel_totals, read_rows, read_table
+from tileops.kernels.batch_norm.column_program import channel_totals, put_rows, read_rows, read_table
 from tileops.kernels.batch_norm.split_column_program import MOST_READERS
 from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype
 from tileops.kernels.compiled_program import compile_program, traced
@@ -168,6 +167,7 @@ def split_column_gradient_program(
     channels = across * vector // run
     tiles = -(-vectors // across)
     down = threads // across
+    size = vector * dtype.itemsize
     readers = min(threads // channels, MOST_READERS)  # threads that share the parts of a channel
     rows = T.dynamic("rows", "int64")
     parts = T.dynamic("parts")
@@ -209,8 +209,8 @@ def split_column_gradient_program(
             limit = T.if_then_else((column < vectors) and (thread // across < down), limit, 0)
             row = thread // across + down * unroll * (chunks - 1)
             # Under way while the sums are added up.
-            read_rows(grad, grads, base, row, limit, column, down, unroll, vector)
-            read_rows(x, values, base, row, limit, column, down, unroll, vector)
+            read_rows(grad, grads, base, row, limit, column, down, unroll, vector, size)
+            read_rows(x, values, base, row, limit, column, down, unroll, vector, size)
             lane_statistic(centre, mean, column, c, run, vector)
 
             # Each channel's parts, by `readers` threads in turns, then their results in order.
@@ -240,10 +240,10 @@ def split_column_gradient_program(
             read_table(scale, slope, shift, table, thread, across, run, vector)
             for turn in T.serial(chunks):
                 gradients_of_x(grads, values, centre, scale, slope, shift, dtype, unroll, vector)
-                put_rows(grad_x, grads, base, row, limit, column, down, unroll, vector)
+                put_rows(grad_x, grads, base, row, limit, column, down, unroll, vector, size)
                 row = row - down * unroll
                 if turn + 1 < chunks:
-                    read_rows(grad, grads, base, row, limit, column, down, unroll, vector)
-                    read_rows(x, values, base, row, limit, column, down, unroll, vector)
+                    read_rows(grad, grads, base, row, limit, column, down, unroll, vector, size)
+                    read_rows(x, values, base, row, limit, column, down, unroll, vector, size)
 
     return compile_program(main, arch)

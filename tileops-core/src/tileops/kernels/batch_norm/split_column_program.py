@@ -14,12 +14,13 @@ import torch
 from tileops.kernels.batch_norm.column_program import (
     channel_totals,
     column_origins,
+    normalise_rows,
+    put_rows,
     read_rows,
     read_table,
     row_square_sums,
     row_sums,
     settle_channel,
-    write_rows,
 )
 from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, read_affine, read_running
 from tileops.kernels.compiled_program import compile_program, traced
@@ -147,6 +148,7 @@ def split_column_apply_program(
     channels = across * vector // run
     tiles = -(-vectors // across)
     down = threads // across
+    size = vector * dtype.itemsize
     readers = min(threads // channels, MOST_READERS)  # threads that share the parts of a channel
     rows = T.dynamic("rows", "int64")
     parts = T.dynamic("parts")
@@ -190,7 +192,7 @@ def split_column_apply_program(
             limit = T.if_then_else((column < vectors) and (thread // across < down), T.cast(left, "int32"), 0)
             row = thread // across + down * unroll * (chunks - 1)
             # Under way while the moments are merged.
-            read_rows(x, chunk, base, row, limit, column, down, unroll, vector)
+            read_rows(x, chunk, base, row, limit, column, down, unroll, vector, size)
 
             # Each channel's parts, by `readers` threads in turns, then their results in order.
             place = thread % channels
@@ -227,11 +229,10 @@ def split_column_apply_program(
             read_table(centre, scale, shift, table, thread, across, run, vector)
             column_origins(origin, x, column, c * run, run, vector, dtype)
             for round_ in T.serial(chunks):
-                write_rows(
-                    y, chunk, origin, dtype, base, row, limit, column, down, unroll, vector, centre, scale, shift
-                )
+                normalise_rows(chunk, origin, dtype, centre, scale, shift, unroll, vector)
+                put_rows(y, chunk, base, row, limit, column, down, unroll, vector, size)
                 row = row - down * unroll
                 if round_ + 1 < chunks:
-                    read_rows(x, chunk, base, row, limit, column, down, unroll, vector)
+                    read_rows(x, chunk, base, row, limit, column, down, unroll, vector, size)
 
     return compile_program(main, arch)

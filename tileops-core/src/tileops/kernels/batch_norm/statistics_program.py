@@ -11,7 +11,15 @@ from typing import Any
 import tilelang.language as T
 import torch
 
-from tileops.kernels.shared_program import WARP, from_origin, merge_moments, sized_block_sum, tilelang_dtype
+from tileops.kernels.shared_program import (
+    WARP,
+    from_origin,
+    load_streamed,
+    merge_moments,
+    sized_block_sum,
+    store_streamed,
+    tilelang_dtype,
+)
 
 __all__ = [
     "add_moments",
@@ -22,9 +30,10 @@ __all__ = [
     "keep_statistics",
     "locate",
     "merge_block",
+    "normalise",
+    "put",
     "read_affine",
     "read_running",
-    "store_held",
 ]
 
 FLOAT32 = "float32"
@@ -105,17 +114,44 @@ def locate(at, item, run_vectors: int):
 
 
 @T.macro
-def hold(x, held, channel, batch, first, stride, items, steps: int, run_vectors: int, vector: int):
+def hold(x, held, channel, batch, first, stride, items, steps: int, run_vectors: int, vector: int, size: int = 0):
     """Read the vectors ``first``, ``first + stride``, ... below ``items`` of a channel into ``held``.
 
     They are counted from the batch index ``batch`` on: a channel may have more than 32 bits count, a part has not.
+    Where they are read for the last time, ``size`` is that of a vector in bytes; see ``load_streamed``.
     """
     at = T.alloc_local((2,), "int32")
     for step in T.unroll(steps):
         if first + step * stride < items:
             locate(at, first + step * stride, run_vectors)
-            for lane in T.vectorized(vector):
-                held[step, lane] = x[batch + at[0], channel, at[1] * vector + lane]
+            if size:
+                load_streamed(held[step, 0], x[batch + at[0], channel, at[1] * vector], size)
+            else:
+                for lane in T.vectorized(vector):
+                    held[step, lane] = x[batch + at[0], channel, at[1] * vector + lane]
+
+
+@T.macro
+def put(y, held, channel, batch, first, stride, items, steps: int, run_vectors: int, vector: int, size: int = 0):
+    """Write ``held`` where ``hold`` reads. A ``size`` means as it does there; see ``store_streamed``."""
+    at = T.alloc_local((2,), "int32")
+    for step in T.unroll(steps):
+        if first + step * stride < items:
+            locate(at, first + step * stride, run_vectors)
+            if size:
+                store_streamed(y[batch + at[0], channel, at[1] * vector], held[step, 0], size)
+            else:
+                for lane in T.vectorized(vector):
+                    y[batch + at[0], channel, at[1] * vector + lane] = held[step, lane]
+
+
+@T.macro
+def normalise(held, origin, dtype: torch.dtype, centre, scale, shift, steps: int, vector: int):
+    """``(value - centre) * scale + shift`` in place of the values held."""
+    for step in T.unroll(steps):
+        for lane in T.unroll(vector):
+            value = from_origin(held[step, lane], origin[0], dtype)
+            held[step, lane] = T.cast((value - centre) * scale + shift, tilelang_dtype(dtype))
 
 
 @T.macro
@@ -183,20 +219,3 @@ def merge_block(moments, sum_slots, square_slots, warps):
     moments[0] = sums[1]
     moments[1] = sums[0]
     moments[2] = squares[0]
-
-
-@T.macro
-def store_held(
-    y, held, origin, dtype: torch.dtype, channel, centre, scale, shift, batch, first, stride, items,
-    steps: int, run_vectors: int, vector: int,
-):  # fmt: skip
-    """Write ``(value - centre) * scale + shift`` for the values held, where ``hold`` read them."""
-    at = T.alloc_local((2,), "int32")
-    for step in T.unroll(steps):
-        if first + step * stride < items:
-            locate(at, first + step * stride, run_vectors)
-            for lane in T.vectorized(vector):
-                value = from_origin(held[step, lane], origin[0], dtype)
-                y[batch + at[0], channel, at[1] * vector + lane] = T.cast(
-                    (value - centre) * scale + shift, tilelang_dtype(dtype)
-                )
