@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -137,3 +138,28 @@ def test_threads_trace_programs_one_at_a_time():
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: traced(trace)(len), range(32)))
     assert seen == [1] * 32
+
+
+@pytest.mark.parametrize(
+    ("interface", "key", "call"),
+    [
+        ("batch_norm_fwd_train", "held_column", BatchNormTrainCall(CUDA, 8, 6, 49, SINGLE, channels_last=True)),
+        ("batch_norm_fwd_train", "held_channel", BatchNormTrainCall(CUDA, 32, 64, 12544, HALF)),
+        ("batch_norm_fwd_train", "split_column", BatchNormTrainCall(CUDA, 8192, 1024, 1, HALF)),
+        ("batch_norm_fwd_train", "split_channel", BatchNormTrainCall(CUDA, 4, 128, 1 << 20, HALF)),
+        ("batch_norm_fwd_infer", "elementwise", BatchNormInferCall(CUDA, 64, 49, BRAIN)),
+    ],
+)
+def test_other_constants_of_a_batch_norm_are_an_entry_of_their_own_without_compiling(interface, key, call, monkeypatch):
+    from tileops.kernels import compiled_program
+
+    kernel = BatchNormFwdOp.kernel_types[key]
+    stated = call.on("h200").normalised()
+    others = {"eps": 0.25, "momentum": 0.5} if interface.endswith("train") else {"eps": 0.25}
+    identity, factory = kernel.entry_for(stated)
+    factory()
+    monkeypatch.setattr(compiled_program.tilelang, "compile", lambda *_, **__: pytest.fail("it compiled"))
+    for name, value in others.items():
+        other_identity, other_factory = kernel.entry_for(dataclasses.replace(stated, **{name: value}))
+        assert other_identity != identity
+        assert kernels_of(other_factory())

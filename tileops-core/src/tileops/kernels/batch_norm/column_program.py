@@ -133,7 +133,7 @@ def channel_totals(values, slots, totals, thread, across: int, down, run: int, c
 @T.macro
 def settle_channel(
     table, place, x, channel, moments, affine, kept, writes, run: int, dtype: torch.dtype,
-    eps: float, momentum: float, running: bool, mean, invstd, running_mean, running_var,
+    eps, momentum, running: bool, mean, invstd, running_mean, running_var,
 ):  # fmt: skip
     """One thread's work for a channel: its ``table`` column (centre, scale, shift), and its results if it ``writes``."""
     origin = T.alloc_local((1,), FLOAT32)

@@ -50,7 +50,7 @@ class ElementwiseBatchNorm(BatchNormInfer):
     def __init__(self, call: BatchNormInferCall | None = None) -> None:
         super().__init__(call)
         assert call is not None
-        along = _along_runs(call)
+        along, self._eps = _along_runs(call), float(call.eps)
         self._columns = call.spatial if along else call.c * run_of(call)
         self._launch: Callable[..., Any] = _run_map(call) if along else _column_map(call)
         # Elements of a full chip whose threads take a vector each.
@@ -73,6 +73,7 @@ class ElementwiseBatchNorm(BatchNormInfer):
             running_mean if weight is None else weight,
             running_mean if bias is None else bias,
             y.as_strided(shape, strides),
+            self._eps,
         )
         return y
 
@@ -95,7 +96,6 @@ def _run_map(call: BatchNormInferCall) -> Callable[..., Any]:
         call.dtype,
         call.weight_dtype,
         call.bias_dtype,
-        call.eps,
         vector=vector_width(call.spatial, call.dtype),
         threads=THREADS,
         unroll=RUN_UNROLL,
@@ -116,7 +116,6 @@ def _column_map(call: BatchNormInferCall) -> Callable[..., Any]:
         call.dtype,
         call.weight_dtype,
         call.bias_dtype,
-        call.eps,
         vector=vector,
         across=across,
         down=THREADS // across,

@@ -5,6 +5,7 @@ Scale and shift are worked out where they are used, from four numbers a channel 
 of them would cost a launch, or a barrier before the first output.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from tileops.kernels.shared_program import (
 __all__ = ["column_map_program", "run_map_program"]
 
 
+@functools.cache
 def run_map_program(
     arch: int,
     c: int,
@@ -27,14 +29,13 @@ def run_map_program(
     dtype: torch.dtype,
     weight_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
-    eps: float,
     *,
     vector: int,
     threads: int,
     unroll: int,
     min_blocks: int,
 ) -> Callable[..., Any]:
-    """Compile ``(x, taken, running_mean, running_var, weight, bias, y)``, x and y as (n * c, spatial).
+    """Compile ``(x, taken, running_mean, running_var, weight, bias, y, eps)``, x and y as (n * c, spatial).
 
     ``vector`` divides ``spatial``. A thread takes ``taken`` vectors, at most ``unroll``.
     """
@@ -51,6 +52,7 @@ def run_map_program(
         weight: T.Tensor((c,), affine_dtype(weight_dtype)),
         bias: T.Tensor((c,), affine_dtype(bias_dtype)),
         y: T.Tensor((runs, spatial), element),
+        eps: T.float32,
     ):
         with T.Kernel(T.cast(T.ceildiv(runs * run_vectors, taken * threads), "int32"), threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
@@ -87,6 +89,7 @@ def run_map_program(
     return compile_program(main, arch)
 
 
+@functools.cache
 def column_map_program(
     arch: int,
     c: int,
@@ -94,7 +97,6 @@ def column_map_program(
     dtype: torch.dtype,
     weight_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
-    eps: float,
     *,
     vector: int,
     across: int,
@@ -103,7 +105,7 @@ def column_map_program(
     unroll: int,
     min_blocks: int,
 ) -> Callable[..., Any]:
-    """Compile ``(x, taken, running_mean, running_var, weight, bias, y)``, x and y as (rows, c * run).
+    """Compile ``(x, taken, running_mean, running_var, weight, bias, y, eps)``, x and y as (rows, c * run).
 
     ``run`` neighbouring columns belong to a channel. A thread keeps to one vector of columns, whose scales and
     shifts it works out once for ``taken`` rows, at most ``unroll``.
@@ -122,6 +124,7 @@ def column_map_program(
         weight: T.Tensor((c,), affine_dtype(weight_dtype)),
         bias: T.Tensor((c,), affine_dtype(bias_dtype)),
         y: T.Tensor((rows, c * run), element),
+        eps: T.float32,
     ):
         with T.Kernel(T.cast(T.ceildiv(rows, taken * down) * tiles, "int32"), threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)

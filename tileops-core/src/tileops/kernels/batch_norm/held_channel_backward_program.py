@@ -8,6 +8,7 @@ A block is as large as its launch asks for: (WARP, warps) threads. TileLang plac
 all that it needs are written here.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ from tileops.kernels.shared_program import WARP, sized_block_sum, tilelang_dtype
 __all__ = ["held_channel_backward_program"]
 
 
+@functools.cache
 def held_channel_backward_program(
     arch: int,
     c: int,

@@ -9,6 +9,7 @@ A block is as large as its launch asks for: (WARP, warps) threads. TileLang plac
 all that it needs are written here.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,7 @@ def merge_cluster(moments, mine, peers, rank, warp, blocks: int):
         merge_moments(moments, peers[block, 0], peers[block, 1], peers[block, 2])
 
 
+@functools.cache
 def held_channel_program(
     arch: int,
     c: int,
@@ -94,8 +96,6 @@ def held_channel_program(
     weight_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
     running: bool,
-    eps: float,
-    momentum: float,
     *,
     vector: int,
     blocks: int,
@@ -106,7 +106,7 @@ def held_channel_program(
     parking_group: int,
     registers: int,
 ) -> Callable[..., Any]:
-    """Compile ``(x, running_mean, running_var, weight, bias, y, mean, invstd)``, x and y as (n, c, spatial).
+    """Compile ``(x, running_mean, running_var, weight, bias, y, mean, invstd, eps, momentum)``, x and y as (n, c, spatial).
 
     Serves every batch size up to ``blocks * most_warps * WARP * (held_steps + parked_steps) * vector // spatial``;
     ``parked_steps`` is a multiple of ``parking_group``. ``fill_warps`` is as ``block_warps`` takes it, and
@@ -128,6 +128,8 @@ def held_channel_program(
         y: T.Tensor((n, c, spatial), element),
         mean: T.Tensor((c,), FLOAT32),
         invstd: T.Tensor((c,), FLOAT32),
+        eps: T.float32,
+        momentum: T.float32,
     ):
         with clusters(c, blocks, warps) as block:
             if blocks > 1:

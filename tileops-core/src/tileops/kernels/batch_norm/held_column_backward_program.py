@@ -5,6 +5,7 @@ A block is as large as its launch asks for: (WARP, warps) threads. TileLang plac
 all that it needs are written here.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ from tileops.kernels.shared_program import WARP, tilelang_dtype
 __all__ = ["held_column_backward_program"]
 
 
+@functools.cache
 def held_column_backward_program(
     arch: int,
     c: int,

@@ -14,6 +14,7 @@ from tileops.kernels.batch_norm.launch import (
     Launch,
     Results,
     TwoLaunches,
+    constants_of,
     identity_facts,
     program_facts,
 )
@@ -84,6 +85,7 @@ def _entry(call: BatchNormTrainCall) -> Entry:
     from tileops.kernels.batch_norm.split_channel_program import split_apply_program, split_moments_program
 
     split, c, spatial = split_channels(call), call.c, call.spatial
+    constants = constants_of(call)
     tuning = {"vector": split.vector, "threads": THREADS, "unroll": split.unroll, "min_blocks": MIN_BLOCKS}
     launches = TwoLaunches.built(
         lambda: Launch(call, split_moments_program(call.arch, c, spatial, call.dtype, **tuning)),
@@ -99,7 +101,8 @@ def _entry(call: BatchNormTrainCall) -> Entry:
     ) -> Results:
         n = x.shape[0]
         chunks, parts = split.cut(n * spatial // split.vector, c)
-        return launches(x, (n, c, spatial), c, (running_mean, running_var, weight, bias), chunks, (2, c, parts))
+        statistics = (running_mean, running_var, weight, bias)
+        return launches(x, (n, c, spatial), c, statistics, constants, chunks, (2, c, parts))
 
     return Entry(run, kernels=launches)
 

@@ -5,6 +5,7 @@ Parts are as in the forward; see ``split_channel_program``. Where the gradient o
 the first launch writes it, and the second only adds up.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from tileops.kernels.shared_program import WARP, block_sum, tilelang_dtype
 __all__ = ["split_channel_gradient_program", "split_channel_sums_program"]
 
 
+@functools.cache
 def split_channel_sums_program(
     arch: int,
     c: int,
@@ -121,6 +123,7 @@ def split_channel_sums_program(
     return compile_program(main, arch)
 
 
+@functools.cache
 def split_channel_gradient_program(
     arch: int,
     c: int,

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from tileops.device import at_least
 from tileops.kernels.batch_norm.interface import BatchNormTrain, BatchNormTrainCall
-from tileops.kernels.batch_norm.launch import Cut, Launch, Results, TwoLaunches, identity_facts, program_facts
+from tileops.kernels.batch_norm.launch import (
+    Cut,
+    Launch,
+    Results,
+    TwoLaunches,
+    constants_of,
+    identity_facts,
+    program_facts,
+)
 from tileops.kernels.batch_norm.regions import (
     COLUMN_THREADS,
     LINE_BYTES,
@@ -101,6 +109,7 @@ def _entry(call: BatchNormTrainCall) -> Entry:
     )
 
     split, c, columns = split_columns(call), call.c, call.c * run_of(call)
+    constants = constants_of(call)
     launches = TwoLaunches.built(
         lambda: Launch(call, split_column_moments_program(call.arch, c, run_of(call), call.dtype, **split.tuning)),
         lambda: Launch(call, split_column_apply_program(*program_facts(call, run_of(call)), **split.tuning)),
@@ -115,7 +124,8 @@ def _entry(call: BatchNormTrainCall) -> Entry:
     ) -> Results:
         rows = x.numel() // columns
         chunks, parts = split.cut(rows)
-        return launches(x, (rows, columns), c, (running_mean, running_var, weight, bias), chunks, (2, parts, c))
+        statistics = (running_mean, running_var, weight, bias)
+        return launches(x, (rows, columns), c, statistics, constants, chunks, (2, parts, c))
 
     return Entry(run, kernels=launches)
 

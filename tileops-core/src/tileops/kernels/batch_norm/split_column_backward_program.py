@@ -5,6 +5,7 @@ Parts are as in the forward; see ``split_column_program``. Where the gradient of
 the first launch writes it, and the second only adds up.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ from tileops.kernels.shared_program import WARP, tilelang_dtype
 __all__ = ["split_column_gradient_program", "split_column_sums_program"]
 
 
+@functools.cache
 def split_column_sums_program(
     arch: int,
     c: int,
@@ -143,6 +145,7 @@ def split_column_sums_program(
     return compile_program(main, arch)
 
 
+@functools.cache
 def split_column_gradient_program(
     arch: int,
     c: int,

@@ -77,7 +77,7 @@ def read_running(kept, channel, running_mean, running_var, running: bool):
 
 @T.macro
 def keep_statistics(
-    channel, count, origin, centre, m2, kept, eps: float, momentum: float, running: bool,
+    channel, count, origin, centre, m2, kept, eps, momentum, running: bool,
     mean, invstd, running_mean, running_var,
 ):  # fmt: skip
     """Write the channel's results: mean, 1 / std, and the running statistics with the unbiased variance.
