@@ -25,7 +25,6 @@ __all__ = [
     "gradients_of_x",
     "keep_part",
     "keep_sums",
-    "lane_statistic",
     "scaled_gradients",
     "settle_gradients",
     "sum_lanes",
@@ -110,16 +109,6 @@ def settle_gradients(table, place, sums, count, channel, invstd, weight, has_wei
     gradient_factors(factors, sums[0], sums[1], count, invstd[channel], affine[0])
     for i in T.unroll(3):
         table[i, place] = factors[i]
-
-
-@T.macro
-def lane_statistic(lanes, statistic, column, c: int, run: int, vector: int):
-    """``lanes`` (float32, local, vector) becomes the ``statistic`` of each lane's channel in a column of vectors.
-
-    The lanes past the last column take the last channel's.
-    """
-    for lane in T.unroll(vector):
-        lanes[lane] = statistic[T.min((column * vector + lane) // run, c - 1)]
 
 
 @T.macro

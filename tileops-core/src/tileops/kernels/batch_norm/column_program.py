@@ -14,14 +14,15 @@ from tileops.kernels.shared_program import (
     WARP,
     from_origin,
     group_sum,
-    load_streamed,
-    store_streamed,
+    load_by,
+    store_by,
     tilelang_dtype,
 )
 
 __all__ = [
     "channel_totals",
     "column_origins",
+    "lane_statistic",
     "normalise_rows",
     "put_rows",
     "read_rows",
@@ -33,28 +34,28 @@ __all__ = [
 
 
 @T.macro
-def read_rows(x, held, base, row, rows, column, stride, steps: int, vector: int, size: int = 0):
+def read_rows(x, held, base, row, rows, column, stride, steps: int, vector: int, policy=None, size: int = 0):
     """Read rows ``row``, ``row + stride``, ... below ``rows`` of a column of vectors into ``held``.
 
     They are counted from the row ``base`` on: a matrix may have more than 32 bits count, a part has not.
-    Where they are read for the last time, ``size`` is that of a vector in bytes; see ``load_streamed``.
+    With a ``policy`` of the L2 cache, ``size`` is that of a vector in bytes.
     """
     for step in T.unroll(steps):
         if row + step * stride < rows:
-            if size:
-                load_streamed(held[step, 0], x[base + row + step * stride, column * vector], size)
+            if policy is not None:
+                load_by(policy, held[step, 0], x[base + row + step * stride, column * vector], size)
             else:
                 for lane in T.vectorized(vector):
                     held[step, lane] = x[base + row + step * stride, column * vector + lane]
 
 
 @T.macro
-def put_rows(y, held, base, row, rows, column, stride, steps: int, vector: int, size: int = 0):
-    """Write ``held`` where ``read_rows`` reads. A ``size`` means as it does there; see ``store_streamed``."""
+def put_rows(y, held, base, row, rows, column, stride, steps: int, vector: int, policy=None, size: int = 0):
+    """Write ``held`` where ``read_rows`` reads. ``policy`` and ``size`` are as there."""
     for step in T.unroll(steps):
         if row + step * stride < rows:
-            if size:
-                store_streamed(y[base + row + step * stride, column * vector], held[step, 0], size)
+            if policy is not None:
+                store_by(policy, y[base + row + step * stride, column * vector], held[step, 0], size)
             else:
                 for lane in T.vectorized(vector):
                     y[base + row + step * stride, column * vector + lane] = held[step, lane]
@@ -79,6 +80,26 @@ def column_origins(origin, x, column, columns: int, run: int, vector: int, dtype
         origin[lane] = 0.0
         if dtype is torch.float32:
             origin[lane] = x[0, T.min(column * vector + lane, columns - 1) // run * run]
+
+
+@T.macro
+def lane_statistic(lanes, statistic, column, c: int, run: int, vector: int):
+    """``lanes`` (float32, local, vector) becomes the ``statistic`` of each lane's channel in a column of vectors.
+
+    The lanes past the last column take one of the last channels'.
+    """
+    quad = min(vector, 4)
+    own = T.alloc_local((vector,), statistic.dtype)
+    if run == 1:
+        start = T.min(column, c // vector - 1) * vector
+        for at in T.unroll(vector // quad):
+            for lane in T.vectorized(quad):
+                own[at * quad + lane] = statistic[start + at * quad + lane]
+        for lane in T.unroll(vector):
+            lanes[lane] = T.cast(own[lane], FLOAT32)
+    else:
+        for lane in T.unroll(vector):
+            lanes[lane] = T.cast(statistic[T.min((column * vector + lane) // run, c - 1)], FLOAT32)
 
 
 @T.macro

@@ -12,6 +12,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
+from tileops.kernels.batch_norm.column_program import lane_statistic
 from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, read_affine
 from tileops.kernels.compiled_program import compile_program, traced
 from tileops.kernels.shared_program import (
@@ -138,19 +139,23 @@ def column_map_program(
             centre = T.alloc_local((vector,), FLOAT32)
             scale = T.alloc_local((vector,), FLOAT32)
             shift = T.alloc_local((vector,), FLOAT32)
-            affine = T.alloc_local((2,), FLOAT32)
+            factor = T.alloc_local((vector,), FLOAT32)
 
             for step in T.unroll(unroll):
                 if (step < taken) and (first + step * down < limit):
                     for lane in T.vectorized(vector):
                         held[step, lane] = x[first + step * down, column * vector + lane]
+            lane_statistic(centre, running_mean, column, c, run, vector)
+            lane_statistic(scale, running_var, column, c, run, vector)
             for lane in T.unroll(vector):
-                # The lanes past the last column work on the last channel, and write nothing.
-                channel = T.min((column * vector + lane) // run, c - 1)
-                read_affine(affine, channel, weight, bias, weight_dtype is not None, bias_dtype is not None)
-                centre[lane] = running_mean[channel]
-                scale[lane] = T.rsqrt(running_var[channel] + eps) * affine[0]
-                shift[lane] = affine[1]
+                factor[lane] = 1.0
+                shift[lane] = 0.0
+            if weight_dtype is not None:
+                lane_statistic(factor, weight, column, c, run, vector)
+            if bias_dtype is not None:
+                lane_statistic(shift, bias, column, c, run, vector)
+            for lane in T.unroll(vector):
+                scale[lane] = T.rsqrt(scale[lane] + eps) * factor[lane]
             for step in T.unroll(unroll):
                 if (step < taken) and (first + step * down < limit):
                     for lane in T.vectorized(vector):

@@ -27,6 +27,8 @@ from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype,
 from tileops.kernels.compiled_program import compile_program, traced
 from tileops.kernels.shared_program import (
     WARP,
+    drop_policy,
+    keep_policy,
     merge_moments,
     tilelang_dtype,
 )
@@ -56,14 +58,22 @@ def split_column_moments_program(
     channels = across * vector // run
     tiles = -(-vectors // across)
     down = threads // across
+    size = vector * dtype.itemsize
     rows = T.dynamic("rows", "int64")
     parts = T.dynamic("parts")
 
     @traced(T.prim_func)
-    def main(x: T.Tensor((rows, c * run), element), partials: T.Tensor((2, parts, c), FLOAT32), chunks: T.int32):
+    def main(
+        x: T.Tensor((rows, c * run), element),
+        partials: T.Tensor((2, parts, c), FLOAT32),
+        chunks: T.int32,
+        kept: T.float32,
+    ):
         with T.Kernel(parts * tiles, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
             thread = T.get_thread_binding()
+            policy = T.alloc_var("int64")
+            policy = keep_policy(kept)
             # Tiles first: blocks that run together read whole rows.
             tile = block % tiles
             part = block // tiles
@@ -93,7 +103,7 @@ def split_column_moments_program(
             limit = T.if_then_else((column < vectors) and (thread // across < down), left, 0)
             row = thread // across
             for _ in T.serial(chunks):
-                read_rows(x, chunk, base, row, limit, column, down, unroll, vector)
+                read_rows(x, chunk, base, row, limit, column, down, unroll, vector, policy, size)
                 count[1] = 0.0
                 for step in T.unroll(unroll):
                     if row + step * down < limit:
@@ -172,6 +182,8 @@ def split_column_apply_program(
         with T.Kernel(parts * tiles, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
             thread = T.get_thread_binding()
+            policy = T.alloc_var("int64")
+            policy = drop_policy()
             tile = tiles - 1 - block % tiles
             part = parts - 1 - block // tiles
             column = tile * across + thread % across
@@ -195,7 +207,7 @@ def split_column_apply_program(
             limit = T.if_then_else((column < vectors) and (thread // across < down), T.cast(left, "int32"), 0)
             row = thread // across + down * unroll * (chunks - 1)
             # Under way while the moments are merged.
-            read_rows(x, chunk, base, row, limit, column, down, unroll, vector, size)
+            read_rows(x, chunk, base, row, limit, column, down, unroll, vector, policy, size)
 
             # Each channel's parts, by `readers` threads in turns, then their results in order.
             place = thread % channels
@@ -233,9 +245,9 @@ def split_column_apply_program(
             column_origins(origin, x, column, c * run, run, vector, dtype)
             for round_ in T.serial(chunks):
                 normalise_rows(chunk, origin, dtype, centre, scale, shift, unroll, vector)
-                put_rows(y, chunk, base, row, limit, column, down, unroll, vector, size)
+                put_rows(y, chunk, base, row, limit, column, down, unroll, vector, policy, size)
                 row = row - down * unroll
                 if round_ + 1 < chunks:
-                    read_rows(x, chunk, base, row, limit, column, down, unroll, vector, size)
+                    read_rows(x, chunk, base, row, limit, column, down, unroll, vector, policy, size)
 
     return compile_program(main, arch)

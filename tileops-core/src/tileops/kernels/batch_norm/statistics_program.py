@@ -14,10 +14,10 @@ import torch
 from tileops.kernels.shared_program import (
     WARP,
     from_origin,
-    load_streamed,
+    load_by,
     merge_moments,
     sized_block_sum,
-    store_streamed,
+    store_by,
     tilelang_dtype,
 )
 
@@ -114,32 +114,36 @@ def locate(at, item, run_vectors: int):
 
 
 @T.macro
-def hold(x, held, channel, batch, first, stride, items, steps: int, run_vectors: int, vector: int, size: int = 0):
+def hold(
+    x, held, channel, batch, first, stride, items, steps: int, run_vectors: int, vector: int, policy=None, size: int = 0
+):
     """Read the vectors ``first``, ``first + stride``, ... below ``items`` of a channel into ``held``.
 
     They are counted from the batch index ``batch`` on: a channel may have more than 32 bits count, a part has not.
-    Where they are read for the last time, ``size`` is that of a vector in bytes; see ``load_streamed``.
+    With a ``policy`` of the L2 cache, ``size`` is that of a vector in bytes.
     """
     at = T.alloc_local((2,), "int32")
     for step in T.unroll(steps):
         if first + step * stride < items:
             locate(at, first + step * stride, run_vectors)
-            if size:
-                load_streamed(held[step, 0], x[batch + at[0], channel, at[1] * vector], size)
+            if policy is not None:
+                load_by(policy, held[step, 0], x[batch + at[0], channel, at[1] * vector], size)
             else:
                 for lane in T.vectorized(vector):
                     held[step, lane] = x[batch + at[0], channel, at[1] * vector + lane]
 
 
 @T.macro
-def put(y, held, channel, batch, first, stride, items, steps: int, run_vectors: int, vector: int, size: int = 0):
-    """Write ``held`` where ``hold`` reads. A ``size`` means as it does there; see ``store_streamed``."""
+def put(
+    y, held, channel, batch, first, stride, items, steps: int, run_vectors: int, vector: int, policy=None, size: int = 0
+):
+    """Write ``held`` where ``hold`` reads. ``policy`` and ``size`` are as there."""
     at = T.alloc_local((2,), "int32")
     for step in T.unroll(steps):
         if first + step * stride < items:
             locate(at, first + step * stride, run_vectors)
-            if size:
-                store_streamed(y[batch + at[0], channel, at[1] * vector], held[step, 0], size)
+            if policy is not None:
+                store_by(policy, y[batch + at[0], channel, at[1] * vector], held[step, 0], size)
             else:
                 for lane in T.vectorized(vector):
                     y[batch + at[0], channel, at[1] * vector + lane] = held[step, lane]
