@@ -372,7 +372,8 @@ def test_one_batch_norm_has_the_gradients_of_torch_at_every_batch_size(
         x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
         arguments = [one.requires_grad_() for one in wide(x, weight, torch.zeros_like(weight))]
         mean, variance = x.double().mean((0, 2, 3)), x.double().var((0, 2, 3), correction=0)
-        y = F.batch_norm(arguments[0], mean, variance, *arguments[1:], training=training)
+        running = (None, None) if training else (mean, variance)
+        y = F.batch_norm(arguments[0], *running, *arguments[1:], training=training)
         rights = torch.autograd.grad(y, arguments, grad.double())
         results = op(grad, x, mean.float(), torch.rsqrt(variance + 1e-5).float(), weight)
         sums = (1e-4, 1e-5 * (n * side * side) ** 0.5)
