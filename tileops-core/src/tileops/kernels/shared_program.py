@@ -19,14 +19,11 @@ __all__ = [
     "WARP",
     "block_merge_moments",
     "block_sum",
-    "drop_policy",
     "elements_of_group",
     "from_origin",
     "group_merge_moments",
     "group_sum",
     "keep_packed",
-    "keep_policy",
-    "load_by",
     "load_columns",
     "load_columns_at",
     "load_row",
@@ -34,7 +31,6 @@ __all__ = [
     "merge_moments",
     "merge_moments_of_warps",
     "sized_block_sum",
-    "store_by",
     "store_row",
     "store_row_at",
     "take_origin",
@@ -238,50 +234,6 @@ def load_columns_at(held, first, weight, column, vector: int):
     """Load the vector of `weight` (one axis) at `column` into `held` (local) from `held[first]` on."""
     for j in T.vectorized(vector):
         held[first + j] = weight[column + j]
-
-
-_WORDS = {2: ("h", "u16"), 4: ("r", "u32"), 8: ("l", "u64"), 16: ("l", "v2.u64")}
-"""By its bytes, what an access is to inline assembly: a register's kind, and the type."""
-
-
-def keep_policy(fraction: Any) -> Any:
-    """A policy of the L2 cache (int64) for accesses: it drops this `fraction` of the lines last, the others first."""
-    policy = "createpolicy.fractional.L2::evict_last.L2::evict_first.b64 %0, %1;"
-    body = f'long long policy; asm volatile("{policy}" : "=l"(policy) : "f"(fraction)); return policy;'
-    return T.call_extern("int64", f"[](float fraction) {{ {body} }}", fraction)
-
-
-def drop_policy() -> Any:
-    """A policy of the L2 cache (int64) for what nobody reads again: it drops those lines first."""
-    policy = "createpolicy.fractional.L2::evict_first.b64 %0, 1.0;"
-    body = f'long long policy; asm volatile("{policy}" : "=l"(policy)); return policy;'
-    return T.call_extern("int64", f"[]() {{ {body} }}")
-
-
-def load_by(policy: Any, to: Any, source: Any, size: int) -> Any:
-    """Copy `size` bytes from global memory at `source` to the local `to`, which the L2 cache keeps by `policy`."""
-    kind, word = _WORDS[size]
-    type_ = {"h": "unsigned short", "r": "unsigned int", "l": "unsigned long long"}[kind]
-    words = max(1, size // 8)
-    outputs = ", ".join(f'"={kind}"((({type_}*)to)[{i}])' for i in range(words))
-    registers = "%0" if words == 1 else "{%0, %1}"
-    code = f"ld.global.L2::cache_hint.{word} {registers}, [%{words}], %{words + 1};"
-    body = f'asm volatile("{code}" : {outputs} : "l"(source), "l"(policy));'
-    load = f"[](void* to, const void* source, long long policy) {{ {body} }}"
-    return T.call_extern("handle", load, T.address_of(to), T.address_of(source), policy)
-
-
-def store_by(policy: Any, to: Any, source: Any, size: int) -> Any:
-    """Copy `size` bytes from the local `source` to global memory at `to`, which the L2 cache keeps by `policy`."""
-    kind, word = _WORDS[size]
-    type_ = {"h": "unsigned short", "r": "unsigned int", "l": "unsigned long long"}[kind]
-    words = max(1, size // 8)
-    inputs = ", ".join(f'"{kind}"(((const {type_}*)source)[{i}])' for i in range(words))
-    registers = "%1" if words == 1 else "{%1, %2}"
-    code = f"st.global.L2::cache_hint.{word} [%0], {registers}, %{words + 1};"
-    body = f'asm volatile("{code}" :: "l"(to), {inputs}, "l"(policy) : "memory");'
-    store = f"[](void* to, const void* source, long long policy) {{ {body} }}"
-    return T.call_extern("handle", store, T.address_of(to), T.address_of(source), policy)
 
 
 def from_origin(value: Any, origin: Any, dtype: torch.dtype) -> Any:

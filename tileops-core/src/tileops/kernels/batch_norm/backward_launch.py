@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tileops.kernels.batch_norm.backward_interface import BatchNormBwdCall
-from tileops.kernels.batch_norm.launch import Cut, Launch, Shape, built_together, kept_share, viewed
+from tileops.kernels.batch_norm.launch import Cut, Launch, Shape, built_together, viewed
 from tileops.kernels.kernel_base import Entry
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -97,7 +97,7 @@ def _through_sums(call: BatchNormBwdCall, programs: SplitPrograms) -> Entry:
         grad_x, *others = gradients = results.empty(x)
         given = (viewed(grad, shape), viewed(x, shape), mean, invstd, weight)
         partials = x.new_empty((2, parts, call.c), dtype=torch.float32)
-        sums(*given, None, partials, chunks, kept_share(x, 2), parts, None, None)
+        sums(*given, None, partials, chunks, parts, None, None)
         gradient(*given, partials, chunks, viewed(grad_x, shape), *others)
         return gradients
 
@@ -120,7 +120,7 @@ def _beside_sums(call: BatchNormBwdCall, programs: SplitPrograms) -> Entry:
         grad_x, *others = gradients = results.empty(x)
         partials = x.new_empty((count, parts, call.c), dtype=torch.float32) if count else None
         given = (viewed(grad, shape), viewed(x, shape), mean, invstd, weight, viewed(grad_x, shape))
-        sums(*given, partials, chunks, kept_share(x, 2), parts, *others)
+        sums(*given, partials, chunks, parts, *others)
         if count and parts > 1:
             total[0](partials, *others)
         return gradients

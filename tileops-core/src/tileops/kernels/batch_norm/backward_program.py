@@ -15,7 +15,7 @@ nothing.
 import tilelang.language as T
 import torch
 
-from tileops.kernels.batch_norm.statistics_program import FLOAT32, read_affine
+from tileops.kernels.batch_norm.statistics_program import FLOAT32, locate, read_affine
 from tileops.kernels.shared_program import tilelang_dtype
 
 __all__ = [
@@ -25,6 +25,8 @@ __all__ = [
     "gradients_of_x",
     "keep_part",
     "keep_sums",
+    "put",
+    "put_rows",
     "scaled_gradients",
     "settle_gradients",
     "sum_lanes",
@@ -127,3 +129,23 @@ def scaled_gradients(grads, scale, dtype: torch.dtype, steps: int, vector: int):
     for step in T.unroll(steps):
         for lane in T.unroll(vector):
             grads[step, lane] = T.cast(T.cast(grads[step, lane], FLOAT32) * scale[lane], tilelang_dtype(dtype))
+
+
+@T.macro
+def put(y, held, channel, batch, first, stride, items, steps: int, run_vectors: int, vector: int):
+    """Write ``held`` where ``hold`` reads."""
+    at = T.alloc_local((2,), "int32")
+    for step in T.unroll(steps):
+        if first + step * stride < items:
+            locate(at, first + step * stride, run_vectors)
+            for lane in T.vectorized(vector):
+                y[batch + at[0], channel, at[1] * vector + lane] = held[step, lane]
+
+
+@T.macro
+def put_rows(y, held, base, row, rows, column, stride, steps: int, vector: int):
+    """Write ``held`` where ``read_rows`` reads."""
+    for step in T.unroll(steps):
+        if row + step * stride < rows:
+            for lane in T.vectorized(vector):
+                y[base + row + step * stride, column * vector + lane] = held[step, lane]

@@ -10,64 +10,46 @@ import tilelang.language as T
 import torch
 
 from tileops.kernels.batch_norm.statistics_program import FLOAT32, keep_statistics
-from tileops.kernels.shared_program import (
-    WARP,
-    from_origin,
-    group_sum,
-    load_by,
-    store_by,
-    tilelang_dtype,
-)
+from tileops.kernels.shared_program import WARP, from_origin, group_sum, tilelang_dtype
 
 __all__ = [
     "channel_totals",
     "column_origins",
     "lane_statistic",
-    "normalise_rows",
-    "put_rows",
     "read_rows",
     "read_table",
     "row_square_sums",
     "row_sums",
     "settle_channel",
+    "write_rows",
 ]
 
 
 @T.macro
-def read_rows(x, held, base, row, rows, column, stride, steps: int, vector: int, policy=None, size: int = 0):
+def read_rows(x, held, base, row, rows, column, stride, steps: int, vector: int):
     """Read rows ``row``, ``row + stride``, ... below ``rows`` of a column of vectors into ``held``.
 
     They are counted from the row ``base`` on: a matrix may have more than 32 bits count, a part has not.
-    With a ``policy`` of the L2 cache, ``size`` is that of a vector in bytes.
     """
     for step in T.unroll(steps):
         if row + step * stride < rows:
-            if policy is not None:
-                load_by(policy, held[step, 0], x[base + row + step * stride, column * vector], size)
-            else:
-                for lane in T.vectorized(vector):
-                    held[step, lane] = x[base + row + step * stride, column * vector + lane]
+            for lane in T.vectorized(vector):
+                held[step, lane] = x[base + row + step * stride, column * vector + lane]
 
 
 @T.macro
-def put_rows(y, held, base, row, rows, column, stride, steps: int, vector: int, policy=None, size: int = 0):
-    """Write ``held`` where ``read_rows`` reads. ``policy`` and ``size`` are as there."""
+def write_rows(
+    y, held, origin, dtype: torch.dtype, base, row, rows, column, stride, steps: int, vector: int,
+    centre, scale, shift,
+):  # fmt: skip
+    """Write ``(value - centre) * scale + shift``, lane by lane, for the rows that ``read_rows`` read."""
     for step in T.unroll(steps):
         if row + step * stride < rows:
-            if policy is not None:
-                store_by(policy, y[base + row + step * stride, column * vector], held[step, 0], size)
-            else:
-                for lane in T.vectorized(vector):
-                    y[base + row + step * stride, column * vector + lane] = held[step, lane]
-
-
-@T.macro
-def normalise_rows(held, origin, dtype: torch.dtype, centre, scale, shift, steps: int, vector: int):
-    """``(value - centre) * scale + shift``, lane by lane, in place of the rows held."""
-    for step in T.unroll(steps):
-        for lane in T.unroll(vector):
-            value = from_origin(held[step, lane], origin[lane], dtype)
-            held[step, lane] = T.cast((value - centre[lane]) * scale[lane] + shift[lane], tilelang_dtype(dtype))
+            for lane in T.vectorized(vector):
+                value = from_origin(held[step, lane], origin[lane], dtype)
+                y[base + row + step * stride, column * vector + lane] = T.cast(
+                    (value - centre[lane]) * scale[lane] + shift[lane], tilelang_dtype(dtype)
+                )
 
 
 @T.macro

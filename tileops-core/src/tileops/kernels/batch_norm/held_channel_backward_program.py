@@ -21,10 +21,11 @@ from tileops.kernels.batch_norm.backward_program import (
     gradient_factors,
     gradients_of_x,
     keep_sums,
+    put,
     sum_lanes,
 )
 from tileops.kernels.batch_norm.cluster_program import clusters, tell_cluster
-from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, block_warps, hold, put, read_affine
+from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, block_warps, hold, read_affine
 from tileops.kernels.compiled_program import compile_sized_program, traced
 from tileops.kernels.shared_program import WARP, sized_block_sum, tilelang_dtype
 

@@ -25,16 +25,15 @@ from tileops.kernels.batch_norm.statistics_program import (
     channel_origin,
     hold,
     keep_statistics,
-    merge_block,
-    normalise,
-    put,
     read_affine,
     read_running,
+    store_held,
 )
 from tileops.kernels.compiled_program import compile_sized_program, traced
 from tileops.kernels.shared_program import (
     WARP,
     merge_moments,
+    sized_block_sum,
     tilelang_dtype,
 )
 
@@ -64,7 +63,7 @@ def store_parked(
     y, parked, origin, dtype: torch.dtype, channel, thread, centre, scale, shift, first, stride, items,
     groups, group: int, run_vectors: int, vector: int,
 ):  # fmt: skip
-    """Normalise and write the values parked."""
+    """``store_held`` of the values parked."""
     passing = T.alloc_local((group, vector), tilelang_dtype(dtype))
     turn_first = T.alloc_var("int32")
     turn_first = first
@@ -72,9 +71,28 @@ def store_parked(
         for step in T.unroll(group):
             for lane in T.vectorized(vector):
                 passing[step, lane] = parked[turn * group + step, thread, lane]
-        normalise(passing, origin, dtype, centre, scale, shift, group, vector)
-        put(y, passing, channel, 0, turn_first, stride, items, group, run_vectors, vector)
+        store_held(
+            y, passing, origin, dtype, channel, centre, scale, shift, 0, turn_first, stride, items,
+            group, run_vectors, vector,
+        )  # fmt: skip
         turn_first = turn_first + group * stride
+
+
+@T.macro
+def merge_block(moments, sum_slots, square_slots, warps):
+    """Merge the ``moments`` of a block's threads: sums for the mean, then every thread's deviations from it."""
+    sums = T.alloc_local((2,), FLOAT32)
+    squares = T.alloc_local((1,), FLOAT32)
+    sums[0] = moments[0] * moments[1]
+    sums[1] = moments[0]
+    sized_block_sum(sums, sum_slots, 2, warps)
+    # A block without a part (a small batch in a wide cluster) counts nothing and centres on 0.
+    sums[0] = sums[0] / T.max(sums[1], 1.0)
+    squares[0] = moments[2] + (moments[1] - sums[0]) * moments[0] * (moments[1] - sums[0])
+    sized_block_sum(squares, square_slots, 1, warps)
+    moments[0] = sums[1]
+    moments[1] = sums[0]
+    moments[2] = squares[0]
 
 
 @T.macro
@@ -106,7 +124,9 @@ def held_channel_program(
     parking_group: int,
     registers: int,
 ) -> Callable[..., Any]:
-    """Compile ``(x, running_mean, running_var, weight, bias, y, mean, invstd, eps, momentum)``, x and y as (n, c, spatial).
+    """Compile ``(x, running_mean, running_var, weight, bias, y, mean, invstd, eps, momentum)``.
+
+    x and y are (n, c, spatial).
 
     Serves every batch size up to ``blocks * most_warps * WARP * (held_steps + parked_steps) * vector // spatial``;
     ``parked_steps`` is a multiple of ``parking_group``. ``fill_warps`` is as ``block_warps`` takes it, and
@@ -114,7 +134,6 @@ def held_channel_program(
     """
     element = tilelang_dtype(dtype)
     run_vectors = spatial // vector
-    parked_shape = (parked_steps, most_warps * WARP, vector) if parked_steps else (1, 1, 1)
     n = T.dynamic("n")
     warps = block_warps(T.ceildiv(n * run_vectors, blocks), held_steps, fill_warps, most_warps)
 
@@ -153,7 +172,7 @@ def held_channel_program(
             square_slots = T.alloc_shared((most_warps, 1), FLOAT32)
             mine = T.alloc_shared((3,), FLOAT32)
             peers = T.alloc_shared((blocks, 3), FLOAT32)
-            parked = T.alloc_shared(parked_shape, element)
+            parked = T.alloc_shared((max(1, parked_steps), most_warps * WARP, vector), element)
             # What follows `held`, in groups: as many as the batch fills, counted at run time also so that the compiler
             # leaves the loops be. Unrolled, they would want more registers than there are.
             further = first + held_steps * stride
@@ -180,8 +199,10 @@ def held_channel_program(
 
             scale = T.alloc_var(FLOAT32)
             scale = T.rsqrt(moments[2] / moments[0] + eps) * affine[0]
-            normalise(held, origin, dtype, moments[1], scale, affine[1], held_steps, vector)
-            put(y, held, channel, 0, first, stride, items, held_steps, run_vectors, vector)
+            store_held(
+                y, held, origin, dtype, channel, moments[1], scale, affine[1], 0, first, stride, items,
+                held_steps, run_vectors, vector,
+            )  # fmt: skip
             if parked_steps:
                 store_parked(
                     y, parked, origin, dtype, channel, thread, moments[1], scale, affine[1], further, stride,

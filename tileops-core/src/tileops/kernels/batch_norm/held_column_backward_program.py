@@ -17,9 +17,10 @@ from tileops.kernels.batch_norm.backward_program import (
     clear,
     gradients_of_x,
     keep_sums,
+    put_rows,
     settle_gradients,
 )
-from tileops.kernels.batch_norm.column_program import channel_totals, lane_statistic, put_rows, read_rows, read_table
+from tileops.kernels.batch_norm.column_program import channel_totals, lane_statistic, read_rows, read_table
 from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, block_warps
 from tileops.kernels.compiled_program import compile_sized_program, traced
 from tileops.kernels.shared_program import WARP, tilelang_dtype

@@ -15,13 +15,12 @@ import torch
 from tileops.kernels.batch_norm.column_program import (
     channel_totals,
     column_origins,
-    normalise_rows,
-    put_rows,
     read_rows,
     read_table,
     row_square_sums,
     row_sums,
     settle_channel,
+    write_rows,
 )
 from tileops.kernels.batch_norm.statistics_program import (
     FLOAT32,
@@ -56,7 +55,9 @@ def held_column_program(
     steps: int,
     registers: int,
 ) -> Callable[..., Any]:
-    """Compile ``(x, running_mean, running_var, weight, bias, y, mean, invstd, eps, momentum)``, x and y as (rows, c * run).
+    """Compile ``(x, running_mean, running_var, weight, bias, y, mean, invstd, eps, momentum)``.
+
+    x and y are (rows, c * run).
 
     Serves up to ``most_warps * WARP // across * steps`` rows. ``fill_warps`` is as ``block_warps`` takes it, and
     ``registers`` how many a thread may take.
@@ -126,7 +127,6 @@ def held_column_program(
                 )  # fmt: skip
             T.sync_threads()
             read_table(centre, scale, shift, table, thread, across, run, vector)
-            normalise_rows(held, origin, dtype, centre, scale, shift, steps, vector)
-            put_rows(y, held, 0, row, limit, column, down, steps, vector)
+            write_rows(y, held, origin, dtype, 0, row, limit, column, down, steps, vector, centre, scale, shift)
 
     return compile_sized_program(main, arch, registers)

@@ -96,15 +96,6 @@ def launch_training(
     return y, mean, invstd
 
 
-KEPT_BYTES = 32 << 20
-"""Bytes of what the first of two launches reads that the L2 cache is asked to keep for the second."""
-
-
-def kept_share(tensor: Tensor, count: int = 1) -> float:
-    """The share of `count` tensors of this size that KEPT_BYTES are."""
-    return min(1.0, KEPT_BYTES / (count * tensor.numel() * tensor.element_size()))
-
-
 class Cut(NamedTuple):
     """How a batch is cut for two launches: into `parts` of `chunks` each, the last one what is left."""
 
@@ -116,7 +107,7 @@ class TwoLaunches(NamedTuple):
     """Moments of each part of each channel, then a launch that merges them and writes the output.
 
     Args:
-        moments: Takes `(x, partials, chunks, kept)`.
+        moments: Takes `(x, partials, chunks)`.
         apply: Takes what `launch_training` gives it, the partials and chunks as its `parts`.
     """
 
@@ -140,7 +131,7 @@ class TwoLaunches(NamedTuple):
     ) -> Results:
         """Run both; `partials` is the shape of what the first leaves for the second."""
         moments = x.new_empty(partials, dtype=torch.float32)
-        self.moments(x.as_strided(shape, dense_strides(shape)), moments, chunks, kept_share(x))
+        self.moments(x.as_strided(shape, dense_strides(shape)), moments, chunks)
         return launch_training(self.apply, x, shape, channels, statistics, constants, moments, chunks)
 
 

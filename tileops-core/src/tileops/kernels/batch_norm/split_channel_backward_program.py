@@ -19,13 +19,14 @@ from tileops.kernels.batch_norm.backward_program import (
     gradients_of_x,
     keep_part,
     keep_sums,
+    put,
     scaled_gradients,
     sum_lanes,
 )
 from tileops.kernels.batch_norm.split_channel_program import find_part
-from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, hold, put, read_affine
+from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, hold, read_affine
 from tileops.kernels.compiled_program import compile_program, traced
-from tileops.kernels.shared_program import WARP, block_sum, drop_policy, keep_policy, tilelang_dtype
+from tileops.kernels.shared_program import WARP, block_sum, tilelang_dtype
 
 __all__ = ["split_channel_gradient_program", "split_channel_sums_program"]
 
@@ -55,7 +56,6 @@ def split_channel_sums_program(
     """
     element = tilelang_dtype(dtype)
     run_vectors = spatial // vector
-    size = vector * dtype.itemsize
     n = T.dynamic("n")
     of_unit, _ = wanted
     sums_wanted = sum(wanted)
@@ -71,7 +71,6 @@ def split_channel_sums_program(
         grad_x: T.Tensor((n, c, spatial), element),
         partials: T.Tensor((max(sums_wanted, 1), parts, c), FLOAT32),
         chunks: T.int32,
-        kept: T.float32,
         count: T.int32,
         grad_weight: T.Tensor((c,), affine_dtype(weight_dtype)),
         grad_bias: T.Tensor((c,), affine_dtype(bias_dtype)),
@@ -79,8 +78,6 @@ def split_channel_sums_program(
         with T.Kernel(count * c, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
             thread = T.get_thread_binding()
-            policy = T.alloc_var("int64")
-            policy = keep_policy(kept)
             # Channels first: blocks that run together read neighbouring memory.
             channel = block % c
             part = block // c
@@ -109,24 +106,9 @@ def split_channel_sums_program(
             clear(values, unroll, vector)
             for _ in T.serial(chunks):
                 clear(grads, unroll, vector)
-                hold(
-                    grad, grads, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, policy, size
-                )
+                hold(grad, grads, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
                 if of_unit:
-                    hold(
-                        x,
-                        values,
-                        channel,
-                        place[0],
-                        first,
-                        threads,
-                        place[2],
-                        unroll,
-                        run_vectors,
-                        vector,
-                        policy,
-                        size,
-                    )
+                    hold(x, values, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
                 add_products(products, plain, grads, values, centre, unroll, vector)
                 if writes:
                     scaled_gradients(grads, scale, dtype, unroll, vector)
@@ -163,7 +145,6 @@ def split_channel_gradient_program(
     """
     element = tilelang_dtype(dtype)
     run_vectors = spatial // vector
-    size = vector * dtype.itemsize
     n = T.dynamic("n")
     parts = T.dynamic("parts")
 
@@ -183,8 +164,6 @@ def split_channel_gradient_program(
         with T.Kernel(parts * c, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
             thread = T.get_thread_binding()
-            policy = T.alloc_var("int64")
-            policy = drop_policy()
             channel = c - 1 - block % c
             part = parts - 1 - block // c
             place = T.alloc_local((3,), "int32")
@@ -204,8 +183,8 @@ def split_channel_gradient_program(
             find_part(place, n, part, chunks * (threads * unroll), run_vectors)
             first = place[1] + thread + threads * unroll * (chunks - 1)
             # Under way while the sums are added up.
-            hold(grad, grads, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, policy, size)
-            hold(x, values, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, policy, size)
+            hold(grad, grads, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
+            hold(x, values, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
             deviation = invstd[channel]
             read_affine(affine, channel, weight, weight, weight_dtype is not None, False)
             for i in T.unroll(2):
@@ -223,50 +202,11 @@ def split_channel_gradient_program(
                 shift[lane] = factors[2]
             for turn in T.serial(chunks):
                 gradients_of_x(grads, values, centre, scale, slope, shift, dtype, unroll, vector)
-                put(
-                    grad_x,
-                    grads,
-                    channel,
-                    place[0],
-                    first,
-                    threads,
-                    place[2],
-                    unroll,
-                    run_vectors,
-                    vector,
-                    policy,
-                    size,
-                )
+                put(grad_x, grads, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
                 first = first - threads * unroll
                 if turn + 1 < chunks:
-                    hold(
-                        grad,
-                        grads,
-                        channel,
-                        place[0],
-                        first,
-                        threads,
-                        place[2],
-                        unroll,
-                        run_vectors,
-                        vector,
-                        policy,
-                        size,
-                    )
-                    hold(
-                        x,
-                        values,
-                        channel,
-                        place[0],
-                        first,
-                        threads,
-                        place[2],
-                        unroll,
-                        run_vectors,
-                        vector,
-                        policy,
-                        size,
-                    )
+                    hold(grad, grads, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
+                    hold(x, values, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
             if (part == 0) and (thread == 0):
                 keep_sums(sums, channel, grad_weight, grad_bias, need)
 

@@ -20,17 +20,14 @@ from tileops.kernels.batch_norm.statistics_program import (
     channel_origin,
     hold,
     keep_statistics,
-    normalise,
-    put,
     read_affine,
     read_running,
+    store_held,
 )
 from tileops.kernels.compiled_program import compile_program, traced
 from tileops.kernels.shared_program import (
     WARP,
     block_merge_moments,
-    drop_policy,
-    keep_policy,
     merge_moments,
     tilelang_dtype,
 )
@@ -73,23 +70,15 @@ def split_moments_program(
     """Compile ``(x, partials, chunks)``: (mean, M2) of each part of each channel into partials (2, c, parts)."""
     element = tilelang_dtype(dtype)
     run_vectors = spatial // vector
-    size = vector * dtype.itemsize
     warps = threads // WARP
     n = T.dynamic("n")
     parts = T.dynamic("parts")
 
     @traced(T.prim_func)
-    def main(
-        x: T.Tensor((n, c, spatial), element),
-        partials: T.Tensor((2, c, parts), FLOAT32),
-        chunks: T.int32,
-        kept: T.float32,
-    ):
+    def main(x: T.Tensor((n, c, spatial), element), partials: T.Tensor((2, c, parts), FLOAT32), chunks: T.int32):
         with T.Kernel(parts * c, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
             thread = T.get_thread_binding()
-            policy = T.alloc_var("int64")
-            policy = keep_policy(kept)
             # Channels first: blocks that run together read neighbouring memory.
             channel = block % c
             part = block // c
@@ -105,7 +94,7 @@ def split_moments_program(
             channel_origin(origin, x, channel, vector, dtype)
             clear(moments)
             for _ in T.serial(chunks):
-                hold(x, chunk, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, policy, size)
+                hold(x, chunk, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
                 add_moments(moments, chunk, origin, dtype, first, threads, place[2], unroll, vector)
                 first = first + threads * unroll
             block_merge_moments(moments, slots, threads)
@@ -135,7 +124,6 @@ def split_apply_program(
     element = tilelang_dtype(dtype)
     run_vectors = spatial // vector
     warps = threads // WARP
-    size = vector * dtype.itemsize
     n = T.dynamic("n")
     parts = T.dynamic("parts")
 
@@ -157,8 +145,6 @@ def split_apply_program(
         with T.Kernel(parts * c, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
             thread = T.get_thread_binding()
-            policy = T.alloc_var("int64")
-            policy = drop_policy()
             channel = c - 1 - block % c
             part = parts - 1 - block // c
             part_items = chunks * (threads * unroll)
@@ -175,7 +161,7 @@ def split_apply_program(
             find_part(place, n, part, part_items, run_vectors)
             first = place[1] + thread + threads * unroll * (chunks - 1)
             # Under way while the moments are merged.
-            hold(x, chunk, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, policy, size)
+            hold(x, chunk, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
             channel_origin(origin, x, channel, vector, dtype)
             read_affine(affine, channel, weight, bias, weight_dtype is not None, bias_dtype is not None)
             read_running(kept, channel, running_mean, running_var, running)
@@ -195,13 +181,13 @@ def split_apply_program(
             scale = T.alloc_var(FLOAT32)
             scale = T.rsqrt(moments[2] / moments[0] + eps) * affine[0]
             for round_ in T.serial(chunks):
-                normalise(chunk, origin, dtype, moments[1], scale, affine[1], unroll, vector)
-                put(y, chunk, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, policy, size)
+                store_held(
+                    y, chunk, origin, dtype, channel, moments[1], scale, affine[1], place[0], first, threads, place[2],
+                    unroll, run_vectors, vector,
+                )  # fmt: skip
                 first = first - threads * unroll
                 if round_ + 1 < chunks:
-                    hold(
-                        x, chunk, channel, place[0], first, threads, place[2], unroll, run_vectors, vector, policy, size
-                    )
+                    hold(x, chunk, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
             if (part == 0) and (thread == 0):
                 keep_statistics(
                     channel, moments[0], origin[0], moments[1], moments[2], kept, eps, momentum, running,

@@ -18,14 +18,15 @@ from tileops.kernels.batch_norm.backward_program import (
     gradients_of_x,
     keep_part,
     keep_sums,
+    put_rows,
     scaled_gradients,
     settle_gradients,
 )
-from tileops.kernels.batch_norm.column_program import channel_totals, lane_statistic, put_rows, read_rows, read_table
+from tileops.kernels.batch_norm.column_program import channel_totals, lane_statistic, read_rows, read_table
 from tileops.kernels.batch_norm.split_column_program import MOST_READERS
 from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype
 from tileops.kernels.compiled_program import compile_program, traced
-from tileops.kernels.shared_program import WARP, drop_policy, keep_policy, tilelang_dtype
+from tileops.kernels.shared_program import WARP, tilelang_dtype
 
 __all__ = ["split_column_gradient_program", "split_column_sums_program"]
 
@@ -59,7 +60,6 @@ def split_column_sums_program(
     channels = across * vector // run
     tiles = -(-vectors // across)
     down = threads // across
-    size = vector * dtype.itemsize
     rows = T.dynamic("rows", "int64")
     of_unit, _ = wanted
     sums_wanted = sum(wanted)
@@ -75,7 +75,6 @@ def split_column_sums_program(
         grad_x: T.Tensor((rows, c * run), element),
         partials: T.Tensor((max(sums_wanted, 1), parts, c), FLOAT32),
         chunks: T.int32,
-        kept: T.float32,
         count: T.int32,
         grad_weight: T.Tensor((c,), affine_dtype(weight_dtype)),
         grad_bias: T.Tensor((c,), affine_dtype(bias_dtype)),
@@ -83,8 +82,6 @@ def split_column_sums_program(
         with T.Kernel(count * tiles, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
             thread = T.get_thread_binding()
-            policy = T.alloc_var("int64")
-            policy = keep_policy(kept)
             # Tiles first: blocks that run together read whole rows.
             tile = block % tiles
             part = block // tiles
@@ -123,9 +120,9 @@ def split_column_sums_program(
             clear(values, unroll, vector)
             for _ in T.serial(chunks):
                 clear(grads, unroll, vector)
-                read_rows(grad, grads, base, row, limit, column, down, unroll, vector, policy, size)
+                read_rows(grad, grads, base, row, limit, column, down, unroll, vector)
                 if of_unit:
-                    read_rows(x, values, base, row, limit, column, down, unroll, vector, policy, size)
+                    read_rows(x, values, base, row, limit, column, down, unroll, vector)
                 add_products(products, plain, grads, values, centre, unroll, vector)
                 if writes:
                     scaled_gradients(grads, scale, dtype, unroll, vector)
@@ -173,7 +170,6 @@ def split_column_gradient_program(
     channels = across * vector // run
     tiles = -(-vectors // across)
     down = threads // across
-    size = vector * dtype.itemsize
     readers = min(threads // channels, MOST_READERS)  # threads that share the parts of a channel
     rows = T.dynamic("rows", "int64")
     parts = T.dynamic("parts")
@@ -194,8 +190,6 @@ def split_column_gradient_program(
         with T.Kernel(parts * tiles, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
             thread = T.get_thread_binding()
-            policy = T.alloc_var("int64")
-            policy = drop_policy()
             tile = tiles - 1 - block % tiles
             part = parts - 1 - block // tiles
             column = tile * across + thread % across
@@ -217,8 +211,8 @@ def split_column_gradient_program(
             limit = T.if_then_else((column < vectors) and (thread // across < down), limit, 0)
             row = thread // across + down * unroll * (chunks - 1)
             # Under way while the sums are added up.
-            read_rows(grad, grads, base, row, limit, column, down, unroll, vector, policy, size)
-            read_rows(x, values, base, row, limit, column, down, unroll, vector, policy, size)
+            read_rows(grad, grads, base, row, limit, column, down, unroll, vector)
+            read_rows(x, values, base, row, limit, column, down, unroll, vector)
             lane_statistic(centre, mean, column, c, run, vector)
 
             # Each channel's parts, by `readers` threads in turns, then their results in order.
@@ -248,10 +242,10 @@ def split_column_gradient_program(
             read_table(scale, slope, shift, table, thread, across, run, vector)
             for turn in T.serial(chunks):
                 gradients_of_x(grads, values, centre, scale, slope, shift, dtype, unroll, vector)
-                put_rows(grad_x, grads, base, row, limit, column, down, unroll, vector, policy, size)
+                put_rows(grad_x, grads, base, row, limit, column, down, unroll, vector)
                 row = row - down * unroll
                 if turn + 1 < chunks:
-                    read_rows(grad, grads, base, row, limit, column, down, unroll, vector, policy, size)
-                    read_rows(x, values, base, row, limit, column, down, unroll, vector, policy, size)
+                    read_rows(grad, grads, base, row, limit, column, down, unroll, vector)
+                    read_rows(x, values, base, row, limit, column, down, unroll, vector)
 
     return compile_program(main, arch)

@@ -15,20 +15,17 @@ import torch
 from tileops.kernels.batch_norm.column_program import (
     channel_totals,
     column_origins,
-    normalise_rows,
-    put_rows,
     read_rows,
     read_table,
     row_square_sums,
     row_sums,
     settle_channel,
+    write_rows,
 )
 from tileops.kernels.batch_norm.statistics_program import FLOAT32, affine_dtype, read_affine, read_running
 from tileops.kernels.compiled_program import compile_program, traced
 from tileops.kernels.shared_program import (
     WARP,
-    drop_policy,
-    keep_policy,
     merge_moments,
     tilelang_dtype,
 )
@@ -58,22 +55,14 @@ def split_column_moments_program(
     channels = across * vector // run
     tiles = -(-vectors // across)
     down = threads // across
-    size = vector * dtype.itemsize
     rows = T.dynamic("rows", "int64")
     parts = T.dynamic("parts")
 
     @traced(T.prim_func)
-    def main(
-        x: T.Tensor((rows, c * run), element),
-        partials: T.Tensor((2, parts, c), FLOAT32),
-        chunks: T.int32,
-        kept: T.float32,
-    ):
+    def main(x: T.Tensor((rows, c * run), element), partials: T.Tensor((2, parts, c), FLOAT32), chunks: T.int32):
         with T.Kernel(parts * tiles, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
             thread = T.get_thread_binding()
-            policy = T.alloc_var("int64")
-            policy = keep_policy(kept)
             # Tiles first: blocks that run together read whole rows.
             tile = block % tiles
             part = block // tiles
@@ -103,7 +92,7 @@ def split_column_moments_program(
             limit = T.if_then_else((column < vectors) and (thread // across < down), left, 0)
             row = thread // across
             for _ in T.serial(chunks):
-                read_rows(x, chunk, base, row, limit, column, down, unroll, vector, policy, size)
+                read_rows(x, chunk, base, row, limit, column, down, unroll, vector)
                 count[1] = 0.0
                 for step in T.unroll(unroll):
                     if row + step * down < limit:
@@ -159,7 +148,6 @@ def split_column_apply_program(
     channels = across * vector // run
     tiles = -(-vectors // across)
     down = threads // across
-    size = vector * dtype.itemsize
     readers = min(threads // channels, MOST_READERS)  # threads that share the parts of a channel
     rows = T.dynamic("rows", "int64")
     parts = T.dynamic("parts")
@@ -182,8 +170,6 @@ def split_column_apply_program(
         with T.Kernel(parts * tiles, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)
             thread = T.get_thread_binding()
-            policy = T.alloc_var("int64")
-            policy = drop_policy()
             tile = tiles - 1 - block % tiles
             part = parts - 1 - block // tiles
             column = tile * across + thread % across
@@ -207,7 +193,7 @@ def split_column_apply_program(
             limit = T.if_then_else((column < vectors) and (thread // across < down), T.cast(left, "int32"), 0)
             row = thread // across + down * unroll * (chunks - 1)
             # Under way while the moments are merged.
-            read_rows(x, chunk, base, row, limit, column, down, unroll, vector, policy, size)
+            read_rows(x, chunk, base, row, limit, column, down, unroll, vector)
 
             # Each channel's parts, by `readers` threads in turns, then their results in order.
             place = thread % channels
@@ -244,10 +230,11 @@ def split_column_apply_program(
             read_table(centre, scale, shift, table, thread, across, run, vector)
             column_origins(origin, x, column, c * run, run, vector, dtype)
             for round_ in T.serial(chunks):
-                normalise_rows(chunk, origin, dtype, centre, scale, shift, unroll, vector)
-                put_rows(y, chunk, base, row, limit, column, down, unroll, vector, policy, size)
+                write_rows(
+                    y, chunk, origin, dtype, base, row, limit, column, down, unroll, vector, centre, scale, shift
+                )
                 row = row - down * unroll
                 if round_ + 1 < chunks:
-                    read_rows(x, chunk, base, row, limit, column, down, unroll, vector, policy, size)
+                    read_rows(x, chunk, base, row, limit, column, down, unroll, vector)
 
     return compile_program(main, arch)

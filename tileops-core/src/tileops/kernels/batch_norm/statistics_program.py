@@ -11,15 +11,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
-from tileops.kernels.shared_program import (
-    WARP,
-    from_origin,
-    load_by,
-    merge_moments,
-    sized_block_sum,
-    store_by,
-    tilelang_dtype,
-)
+from tileops.kernels.shared_program import WARP, from_origin, merge_moments, tilelang_dtype
 
 __all__ = [
     "add_moments",
@@ -29,11 +21,9 @@ __all__ = [
     "hold",
     "keep_statistics",
     "locate",
-    "merge_block",
-    "normalise",
-    "put",
     "read_affine",
     "read_running",
+    "store_held",
 ]
 
 FLOAT32 = "float32"
@@ -114,48 +104,17 @@ def locate(at, item, run_vectors: int):
 
 
 @T.macro
-def hold(
-    x, held, channel, batch, first, stride, items, steps: int, run_vectors: int, vector: int, policy=None, size: int = 0
-):
+def hold(x, held, channel, batch, first, stride, items, steps: int, run_vectors: int, vector: int):
     """Read the vectors ``first``, ``first + stride``, ... below ``items`` of a channel into ``held``.
 
     They are counted from the batch index ``batch`` on: a channel may have more than 32 bits count, a part has not.
-    With a ``policy`` of the L2 cache, ``size`` is that of a vector in bytes.
     """
     at = T.alloc_local((2,), "int32")
     for step in T.unroll(steps):
         if first + step * stride < items:
             locate(at, first + step * stride, run_vectors)
-            if policy is not None:
-                load_by(policy, held[step, 0], x[batch + at[0], channel, at[1] * vector], size)
-            else:
-                for lane in T.vectorized(vector):
-                    held[step, lane] = x[batch + at[0], channel, at[1] * vector + lane]
-
-
-@T.macro
-def put(
-    y, held, channel, batch, first, stride, items, steps: int, run_vectors: int, vector: int, policy=None, size: int = 0
-):
-    """Write ``held`` where ``hold`` reads. ``policy`` and ``size`` are as there."""
-    at = T.alloc_local((2,), "int32")
-    for step in T.unroll(steps):
-        if first + step * stride < items:
-            locate(at, first + step * stride, run_vectors)
-            if policy is not None:
-                store_by(policy, y[batch + at[0], channel, at[1] * vector], held[step, 0], size)
-            else:
-                for lane in T.vectorized(vector):
-                    y[batch + at[0], channel, at[1] * vector + lane] = held[step, lane]
-
-
-@T.macro
-def normalise(held, origin, dtype: torch.dtype, centre, scale, shift, steps: int, vector: int):
-    """``(value - centre) * scale + shift`` in place of the values held."""
-    for step in T.unroll(steps):
-        for lane in T.unroll(vector):
-            value = from_origin(held[step, lane], origin[0], dtype)
-            held[step, lane] = T.cast((value - centre) * scale + shift, tilelang_dtype(dtype))
+            for lane in T.vectorized(vector):
+                held[step, lane] = x[batch + at[0], channel, at[1] * vector + lane]
 
 
 @T.macro
@@ -209,17 +168,17 @@ def add_moments(moments, held, origin, dtype: torch.dtype, first, stride, items,
 
 
 @T.macro
-def merge_block(moments, sum_slots, square_slots, warps):
-    """Merge the ``moments`` of a block's threads: sums for the mean, then every thread's deviations from it."""
-    sums = T.alloc_local((2,), FLOAT32)
-    squares = T.alloc_local((1,), FLOAT32)
-    sums[0] = moments[0] * moments[1]
-    sums[1] = moments[0]
-    sized_block_sum(sums, sum_slots, 2, warps)
-    # A block without a part (a small batch in a wide cluster) counts nothing and centres on 0.
-    sums[0] = sums[0] / T.max(sums[1], 1.0)
-    squares[0] = moments[2] + (moments[1] - sums[0]) * moments[0] * (moments[1] - sums[0])
-    sized_block_sum(squares, square_slots, 1, warps)
-    moments[0] = sums[1]
-    moments[1] = sums[0]
-    moments[2] = squares[0]
+def store_held(
+    y, held, origin, dtype: torch.dtype, channel, centre, scale, shift, batch, first, stride, items,
+    steps: int, run_vectors: int, vector: int,
+):  # fmt: skip
+    """Write ``(value - centre) * scale + shift`` for the values held, where ``hold`` read them."""
+    at = T.alloc_local((2,), "int32")
+    for step in T.unroll(steps):
+        if first + step * stride < items:
+            locate(at, first + step * stride, run_vectors)
+            for lane in T.vectorized(vector):
+                value = from_origin(held[step, lane], origin[0], dtype)
+                y[batch + at[0], channel, at[1] * vector + lane] = T.cast(
+                    (value - centre) * scale + shift, tilelang_dtype(dtype)
+                )
