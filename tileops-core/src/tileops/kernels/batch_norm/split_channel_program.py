@@ -15,15 +15,13 @@ import torch
 
 from tileops.kernels.batch_norm.statistics_program import (
     FLOAT32,
-    add_shifted,
+    add_moments,
     affine_dtype,
     channel_origin,
-    held_sum,
     hold,
     keep_statistics,
     read_affine,
     read_running,
-    shifted_moments,
     store_held,
 )
 from tileops.kernels.compiled_program import compile_program, traced
@@ -69,11 +67,7 @@ def split_moments_program(
     unroll: int,
     min_blocks: int,
 ) -> Callable[..., Any]:
-    """Compile ``(x, partials, chunks)``: (mean, M2) of each part of each channel into partials (2, c, parts).
-
-    A thread takes squares about the mean of its first chunk. However far that lies from its mean, a share of its values
-    lies there, one in ``chunks``, and adds so much to its M2 that float32 loses no more than ``chunks`` roundings of it.
-    """
+    """Compile ``(x, partials, chunks)``: (mean, M2) of each part of each channel into partials (2, c, parts)."""
     element = tilelang_dtype(dtype)
     run_vectors = spatial // vector
     warps = threads // WARP
@@ -91,11 +85,6 @@ def split_moments_program(
             place = T.alloc_local((3,), "int32")
             first = T.alloc_var("int32")
             chunk = T.alloc_local((unroll, vector), element)
-            start = T.alloc_local((2,), FLOAT32)
-            shift = T.alloc_var(FLOAT32)
-            count = T.alloc_local((1,), FLOAT32)
-            sums = T.alloc_local((vector,), FLOAT32)
-            squares = T.alloc_local((vector,), FLOAT32)
             moments = T.alloc_local((3,), FLOAT32)
             origin = T.alloc_local((1,), FLOAT32)
             slots = T.alloc_shared((warps, 3), FLOAT32)
@@ -103,20 +92,11 @@ def split_moments_program(
             find_part(place, n, part, chunks * (threads * unroll), run_vectors)
             first = place[1] + thread
             channel_origin(origin, x, channel, vector, dtype)
-            for i in T.unroll(2):
-                start[i] = 0.0
-            count[0] = 0.0
-            for lane in T.unroll(vector):
-                sums[lane] = 0.0
-                squares[lane] = 0.0
-            for turn in T.serial(chunks):
+            clear(moments)
+            for _ in T.serial(chunks):
                 hold(x, chunk, channel, place[0], first, threads, place[2], unroll, run_vectors, vector)
-                if turn == 0:
-                    held_sum(start, chunk, origin, dtype, first, threads, place[2], unroll, vector)
-                    shift = start[0] / T.max(start[1], 1.0)
-                add_shifted(count, sums, squares, chunk, origin, dtype, shift, first, threads, place[2], unroll, vector)
+                add_moments(moments, chunk, origin, dtype, first, threads, place[2], unroll, vector)
                 first = first + threads * unroll
-            shifted_moments(moments, count, sums, squares, shift, vector)
             block_merge_moments(moments, slots, threads)
             if thread == 0:
                 partials[0, channel, part] = moments[1]

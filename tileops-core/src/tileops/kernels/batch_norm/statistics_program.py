@@ -2,8 +2,8 @@
 """What the batch norm programs share: the statistics that leave a program, and a channel held on chip.
 
 A sample's moments are (count, mean, M2) in float32, M2 being the sum of squared deviations from the sample's own
-mean. They are taken in two passes over values that are on chip, or about the mean of some of them: no square of a raw
-value is ever formed, so a mean that is large against the deviation costs nothing.
+mean. They are taken in two passes over values that are on chip: no square of a raw value is ever formed, so a
+mean that is large against the deviation costs nothing.
 """
 
 from typing import Any
@@ -15,17 +15,14 @@ from tileops.kernels.shared_program import WARP, from_origin, merge_moments, til
 
 __all__ = [
     "add_moments",
-    "add_shifted",
     "affine_dtype",
     "block_warps",
     "channel_origin",
-    "held_sum",
     "hold",
     "keep_statistics",
     "locate",
     "read_affine",
     "read_running",
-    "shifted_moments",
     "store_held",
 ]
 
@@ -168,40 +165,6 @@ def add_moments(moments, held, origin, dtype: torch.dtype, first, stride, items,
     squares[0] = 0.0
     held_square_sum(squares, held, origin, dtype, sums[0], first, stride, items, steps, vector)
     merge_moments(moments, sums[1], sums[0], squares[0])
-
-
-@T.macro
-def add_shifted(
-    count, sums, squares, held, origin, dtype: torch.dtype, shift, first, stride, items, steps: int, vector: int
-):
-    """Add the values held, as distances from ``shift``, to a thread's sums: their number, and sums of each lane.
-
-    ``count`` is float32, local, 1; ``sums`` and ``squares`` float32, local, vector.
-    """
-    for step in T.unroll(steps):
-        if first + step * stride < items:
-            count[0] = count[0] + vector
-            for lane in T.unroll(vector):
-                deviation = from_origin(held[step, lane], origin[0], dtype) - shift
-                sums[lane] = sums[lane] + deviation
-                squares[lane] = squares[lane] + deviation * deviation
-
-
-@T.macro
-def shifted_moments(moments, count, sums, squares, shift, vector: int):
-    """``moments`` (float32, local, 3) become those of what ``add_shifted`` added, about their own mean."""
-    total = T.alloc_local((2,), FLOAT32)
-    total[0] = 0.0
-    total[1] = 0.0
-    for lane in T.unroll(vector):
-        total[0] = total[0] + sums[lane]
-        total[1] = total[1] + squares[lane]
-    mean = total[0] / T.max(count[0], 1.0)
-    moments[0] = count[0]
-    moments[1] = shift + mean
-    moments[2] = total[1] - total[0] * mean
-    # Rounding may leave less than nothing of equal values; a maximum would turn NaN into 0.
-    moments[2] = T.if_then_else(moments[2] < 0.0, 0.0, moments[2])
 
 
 @T.macro
