@@ -44,12 +44,17 @@ if TYPE_CHECKING:
         BatchNormFwdOp,
         FusedAddLayerNormFwdOp,
         FusedAddRMSNormFwdOp,
+        GroupNormBwdOp,
+        GroupNormFwdOp,
+        InstanceNormBwdOp,
+        InstanceNormFwdOp,
         LayerNormBwdOp,
         LayerNormFwdOp,
         RMSNormBwdOp,
         RMSNormFwdOp,
     )
     from tileops.ops.op_base import Op, clear
+    from tileops.ops.trials import Tuning
     from tileops.scopes import checkpoint_contexts, selection, set_default_selection
     from tileops.torch_schema import TorchOp
     from tileops.verdict import IN_TREE, Selection, Verdict
@@ -71,7 +76,11 @@ _HOME: Final = {
     "Entry": "kernels.kernel_base",
     "FusedAddLayerNormFwdOp": "ops",
     "FusedAddRMSNormFwdOp": "ops",
+    "GroupNormBwdOp": "ops",
+    "GroupNormFwdOp": "ops",
     "InputError": "errors",
+    "InstanceNormBwdOp": "ops",
+    "InstanceNormFwdOp": "ops",
     "Kernel": "kernels.kernel_base",
     "KernelFaultWarning": "errors",
     "KernelInterface": "kernels.kernel_base",
@@ -88,6 +97,7 @@ _HOME: Final = {
     "TargetDeclinedError": "errors",
     "TileopsError": "errors",
     "TorchOp": "torch_schema",
+    "Tuning": "ops.trials",
     "UnknownTargetError": "errors",
     "Verdict": "verdict",
     "at_least": "device",
@@ -119,7 +129,11 @@ __all__ = [
     "Entry",
     "FusedAddLayerNormFwdOp",
     "FusedAddRMSNormFwdOp",
+    "GroupNormBwdOp",
+    "GroupNormFwdOp",
     "InputError",
+    "InstanceNormBwdOp",
+    "InstanceNormFwdOp",
     "Kernel",
     "KernelFaultWarning",
     "KernelInterface",
@@ -136,6 +150,7 @@ __all__ = [
     "TargetDeclinedError",
     "TileopsError",
     "TorchOp",
+    "Tuning",
     "UnknownTargetError",
     "Verdict",
     "at_least",

@@ -107,15 +107,15 @@ class BatchNormTrain(KernelInterface[BatchNormTrainCall]):
         centred = x - per_channel(mean, x)
         variance = centred.square().mean(dim=axes)
         invstd = 1 / torch.sqrt(variance + call.eps)
-        y = _affine(centred * per_channel(invstd, x), weight, bias)
+        y = scaled_and_shifted(centred * per_channel(invstd, x), weight, bias)
         values = x.numel() // x.shape[1]
         kept = statistics_dtype(x.dtype)
         return (
             y,
             mean.to(kept),
             invstd.to(kept),
-            _moved(running_mean, mean, call.momentum),
-            _moved(running_var, variance * (values / (values - 1)), call.momentum),
+            None if running_mean is None else moved(running_mean, mean, call.momentum),
+            None if running_var is None else moved(running_var, variance * (values / (values - 1)), call.momentum),
         )
 
     @classmethod
@@ -200,7 +200,7 @@ class BatchNormInfer(KernelInterface[BatchNormInferCall]):
         assert running_var is not None
         mean, variance = running_mean.to(x.dtype), running_var.to(x.dtype)
         y = (x - per_channel(mean, x)) / torch.sqrt(per_channel(variance, x) + call.eps)
-        return _affine(y, weight, bias)
+        return scaled_and_shifted(y, weight, bias)
 
     @classmethod
     def sample_calls(cls, device: torch.device) -> tuple[BatchNormInferCall, ...]:
@@ -239,13 +239,15 @@ def per_channel(statistic: Tensor, x: Tensor) -> Tensor:
     return statistic.reshape(1, -1, *[1] * (x.dim() - 2))
 
 
-def _affine(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def scaled_and_shifted(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`y * weight + bias` for each channel, in the precision of y."""
     y = y if weight is None else y * per_channel(weight.to(y.dtype), y)
     return y if bias is None else y + per_channel(bias.to(y.dtype), y)
 
 
-def _moved(running: Tensor | None, batch: Tensor, momentum: float) -> Tensor | None:
-    return None if running is None else (1 - momentum) * running + momentum * batch.to(running.dtype)
+def moved(running: Tensor, batch: Tensor, momentum: float) -> Tensor:
+    """A running statistic after a batch whose own is `batch`."""
+    return (1 - momentum) * running + momentum * batch.to(running.dtype)
 
 
 def _sample_x(call: BatchNormTrainCall | BatchNormInferCall, size: int, generator: torch.Generator) -> Tensor:

@@ -6,14 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tileops.call_spec import size_class
 from tileops.errors import InputError
 from tileops.kernels.batch_norm import (
     BatchNormInfer,
-    BatchNormInferCall,
     BatchNormTrain,
     BatchNormTrainCall,
     ElementwiseBatchNorm,
@@ -24,27 +22,21 @@ from tileops.kernels.batch_norm import (
     statistics_dtype,
 )
 from tileops.kernels.batch_norm.interface import BATCH_CAP
-from tileops.ops.checks import (
-    aligned,
-    check_beside,
-    check_floating,
-    check_number,
-    check_written,
-    contiguous,
-    dense,
-    fits,
-    in_storages_of_their_own,
-    shown_shape,
-)
+from tileops.ops.checks import aligned, check_number, contiguous, dense, shown_shape
 from tileops.ops.norm import batch_norm_sharding
 from tileops.ops.norm.batch_norm_backward import BatchNormBwdOp
-from tileops.ops.norm.shape import channels_last, dtype_of, empty_in_order
+from tileops.ops.norm.running import (
+    check_pair,
+    check_running_written,
+    constants_of,
+    normalised_by_running,
+    updating,
+)
+from tileops.ops.norm.shape import channels_last, check_channels, dtype_of, empty_in_order
 from tileops.ops.op_base import Op
-from tileops.torch_boundary import TorchOp, note_written
+from tileops.torch_boundary import TorchOp
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
-BESIDE = ("running_mean", "running_var", "weight", "bias")
-"""The arguments beside x, each with one value per channel."""
 
 
 class BatchNormFwdOp(Op):
@@ -117,36 +109,21 @@ class BatchNormFwdOp(Op):
         Numerics: statistics in float32 by a shifted or Welford scheme, eps inside the root.
         Source: arXiv:1502.03167; agrees with `torch.nn.functional.batch_norm`.
         """
-        last = channels_last(x)
         if self.training:
-            return self._train(x, last, running_mean, running_var, weight, bias)
+            return self._train(x, running_mean, running_var, weight, bias)
         assert running_mean is not None
         assert running_var is not None
-        call = BatchNormInferCall(
-            device=x.device,
-            c=x.shape[1],
-            spatial=math.prod(x.shape[2:]),
-            dtype=x.dtype,
-            eps=self.eps,
-            channels_last=last,
-            weight_dtype=dtype_of(weight),
-            bias_dtype=dtype_of(bias),
-        )
-        kernel = self.kernel_for("batch_norm_fwd_infer", call)
-        kept = statistics_dtype(x.dtype)
-        mean, variance = contiguous(running_mean.to(kept)), contiguous(running_var.to(kept))
-        x = aligned(x) if last else contiguous(x)
-        return kernel(x, mean, variance, dense(weight), dense(bias)), None, None
+        return normalised_by_running(self, x, running_mean, running_var, weight, bias), None, None
 
     def _train(
         self,
         x: Tensor,
-        last: bool,
         running_mean: Tensor | None,
         running_var: Tensor | None,
         weight: Tensor | None,
         bias: Tensor | None,
     ) -> Results:
+        last = channels_last(x)
         call = BatchNormTrainCall(
             device=x.device,
             n=size_class(x.shape[0], BATCH_CAP),
@@ -162,27 +139,16 @@ class BatchNormFwdOp(Op):
         )
         kernel = self.kernel_for("batch_norm_fwd_train", call)
         x = aligned(x) if last else contiguous(x)
-        weight, bias = dense(weight), dense(bias)
         if running_mean is None or running_var is None:
-            return kernel(x, None, None, weight, bias)
-        # Kernels write contiguous statistics of one dtype; a view of another kind is updated through a copy.
-        kept = statistics_dtype(x.dtype)
-        mean, variance = contiguous(running_mean.to(kept)), contiguous(running_var.to(kept))
-        results = kernel(x, mean, variance, weight, bias)
-        note_written(running_mean, running_var)
-        if mean is not running_mean:
-            running_mean.copy_(mean)
-        if variance is not running_var:
-            running_var.copy_(variance)
-        return results
+            return kernel(x, None, None, dense(weight), dense(bias))
+        return updating(kernel, x, running_mean, running_var, weight, bias)
 
     def saved(self, arguments: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
         """x, the statistics that this call used, and the weight."""
         x, running_mean, running_var, weight, _ = arguments
         if self.training:
             return x, *results[1:], weight
-        kept = statistics_dtype(x.dtype)
-        return x, running_mean.to(kept), torch.rsqrt(running_var.to(kept) + self.eps), weight
+        return x, *constants_of(x, running_mean, running_var, self.eps), weight
 
     def check(
         self,
@@ -193,30 +159,15 @@ class BatchNormFwdOp(Op):
         bias: Tensor | None = None,
     ) -> None:
         """Refuse arguments that do not fit."""
-        check_floating("x", x)
-        if x.dim() < 2:
-            raise InputError(f"x has shape {shown_shape(x.shape)}; batch norm takes (N, C, *spatial), two axes or more")
-        self._check_statistics(x, running_mean, running_var)
-        beside = (running_mean, running_var, weight, bias)
-        if not fits(x, x.shape[1:2], beside):
-            for name, value in zip(BESIDE, beside):
-                check_beside(name, value, x, x.shape[1:2], of="one value per channel of x")
+        beside = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+        check_channels("batch norm", x, beside)
+        check_pair(running_mean, running_var)
+        self._check_values(x, running_mean)
         if self.training and running_mean is not None:
-            self._check_written(x, beside)
+            check_running_written(x, beside)
 
-    def _check_written(self, x: Tensor, beside: tuple[Tensor | None, ...]) -> None:
-        """Refuse running statistics whose memory is not theirs alone."""
-        others = [("x", x), *zip(BESIDE, beside)]
-        for name, written in zip(BESIDE, beside[:2]):
-            others.remove((name, written))
-            check_written(name, written, [] if in_storages_of_their_own((x, *beside)) else others)
-
-    def _check_statistics(self, x: Tensor, running_mean: Tensor | None, running_var: Tensor | None) -> None:
-        if (running_mean is None) != (running_var is None):
-            given, missing = ("running_mean", "running_var")[:: 1 if running_var is None else -1]
-            raise InputError(
-                f"{given} is given without {missing}; give both running statistics, or neither in training"
-            )
+    def _check_values(self, x: Tensor, running_mean: Tensor | None) -> None:
+        """Refuse a call without statistics, and one whose statistics are of single values."""
         if not self.training and running_mean is None:
             raise InputError("running_mean and running_var are None; in inference both are needed (training=False)")
         values = x.numel() // x.shape[1] if x.shape[1] else 0

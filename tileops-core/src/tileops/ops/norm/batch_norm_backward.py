@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,16 +27,21 @@ from tileops.ops.backward_op import BackwardOp
 from tileops.ops.checks import (
     aligned,
     check_beside,
-    check_floating,
     check_like,
     check_tensor,
     contiguous,
     dense,
     shown_dtype,
-    shown_shape,
 )
 from tileops.ops.norm import batch_norm_sharding
-from tileops.ops.norm.shape import channels_last, dtype_of, empty_in_order, like_channels_last
+from tileops.ops.norm.shape import (
+    bias_dtype_of,
+    channels_last,
+    check_channels,
+    dtype_of,
+    empty_gradients,
+    like_channels_last,
+)
 
 
 class BatchNormBwdOp(BackwardOp):
@@ -102,53 +108,66 @@ class BatchNormBwdOp(BackwardOp):
         Source: arXiv:1502.03167; agrees with the gradients of `torch.nn.functional.batch_norm`.
         """
         interface, call = self.request(x, weight)
-        kernel = self.kernel_for(interface, call)
-        if call.channels_last:
-            x, grad = aligned(x), aligned(like_channels_last(grad))
-        else:
-            x, grad = contiguous(x), contiguous(grad)
-        return kernel(grad, x, contiguous(mean), contiguous(invstd), dense(weight))
+        return gradients_of_batch(self.kernel_for(interface, call), call, grad, x, mean, invstd, weight)
 
     def request(self, x: Tensor, weight: Tensor | None = None) -> tuple[str, BatchNormBwdCall]:
         """The interface and the call spec. x alone says what device and dtype everything has."""
-        of_x, of_weight, of_bias = self.need
-        call = BatchNormBwdCall(
-            device=x.device,
-            n=size_class(x.shape[0], BATCH_CAP),
-            c=x.shape[1],
-            spatial=math.prod(x.shape[2:]),
-            dtype=x.dtype,
-            channels_last=channels_last(x),
-            weight_dtype=dtype_of(weight),
-            bias_dtype=self._bias_dtype(x, weight) if of_bias else None,
-            need=(of_x, of_weight and weight is not None, of_bias),
-        )
+        call = batch_norm_bwd_call(x, weight, self.need, bias_dtype_of(self, x, weight))
         return "batch_norm_bwd_train" if self.training else "batch_norm_bwd_infer", call
-
-    def _bias_dtype(self, x: Tensor, weight: Tensor | None) -> torch.dtype:
-        return self.bias_dtype or (x if weight is None else weight).dtype
 
     def check(self, grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None = None) -> None:
         """Refuse arguments that do not fit."""
-        check_floating("x", x)
-        if x.dim() < 2:
-            raise InputError(f"x has shape {shown_shape(x.shape)}; batch norm takes (N, C, *spatial), two axes or more")
+        check_channels("batch norm", x, {"weight": weight})
         check_like("grad", grad, x)
-        kept = statistics_dtype(x.dtype)
-        for name, statistic in (("mean", mean), ("invstd", invstd)):
-            check_tensor(name, statistic)
-            check_beside(name, statistic, x, x.shape[1:2], of="one value per channel of x")
-            if statistic.dtype is not kept:
-                raise InputError(f"{name} is {shown_dtype(statistic.dtype)}; it must be {shown_dtype(kept)}")
-        check_beside("weight", weight, x, x.shape[1:2], of="one value per channel of x")
+        check_constants(x, mean, invstd)
 
     def empty_results(
         self, grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """A gradient of x without elements, and sums over no values."""
-        of_x, of_weight, of_bias = self.wanted(grad, x, mean, invstd, weight)
-        return (
-            empty_in_order(x) if of_x else None,
-            x.new_zeros(x.shape[1], dtype=dtype_of(weight)) if of_weight else None,
-            x.new_zeros(x.shape[1], dtype=self._bias_dtype(x, weight)) if of_bias else None,
-        )
+        return empty_gradients(self, x, weight, self.wanted(grad, x, mean, invstd, weight))
+
+
+def batch_norm_bwd_call(
+    x: Tensor, weight: Tensor | None, need: Sequence[bool], bias_dtype: torch.dtype
+) -> BatchNormBwdCall:
+    """The spec of a call for the gradients of a batch."""
+    of_x, of_weight, of_bias = need
+    return BatchNormBwdCall(
+        device=x.device,
+        n=size_class(x.shape[0], BATCH_CAP),
+        c=x.shape[1],
+        spatial=math.prod(x.shape[2:]),
+        dtype=x.dtype,
+        channels_last=channels_last(x),
+        weight_dtype=dtype_of(weight),
+        bias_dtype=bias_dtype if of_bias else None,
+        need=(of_x, of_weight and weight is not None, of_bias),
+    )
+
+
+def gradients_of_batch(
+    kernel: Callable[..., Any],
+    call: BatchNormBwdCall,
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """What a kernel of batch norm's backward returns, x and its gradient in the memory order that the call names."""
+    if call.channels_last:
+        x, grad = aligned(x), aligned(like_channels_last(grad))
+    else:
+        x, grad = contiguous(x), contiguous(grad)
+    return kernel(grad, x, contiguous(mean), contiguous(invstd), dense(weight))
+
+
+def check_constants(x: Tensor, mean: Tensor | None, invstd: Tensor | None) -> None:
+    """Refuse statistics that are not what a forward call kept."""
+    kept = statistics_dtype(x.dtype)
+    for name, statistic in (("mean", mean), ("invstd", invstd)):
+        check_tensor(name, statistic)
+        check_beside(name, statistic, x, x.shape[1:2], of="one value per channel of x")
+        if statistic is not None and statistic.dtype is not kept:
+            raise InputError(f"{name} is {shown_dtype(statistic.dtype)}; it must be {shown_dtype(kept)}")

@@ -15,6 +15,7 @@ from torch import Tensor
 from tileops.errors import InputError
 from tileops.kernels.batch_norm import statistics_dtype
 from tileops.kernels.batch_norm.interface import per_channel
+from tileops.ops.norm.shape import bias_dtype_of
 from tileops.sharding import Run, ShardByShard, distributed, everywhere, pending, placements_along, replicated, shard_of
 
 if TYPE_CHECKING:
@@ -26,14 +27,14 @@ Results = tuple[Any, ...]
 def forward(op: Any, run: Run, tensors: Sequence[Any]) -> Results:
     """The rule of `BatchNormFwdOp`."""
     op.check(*tensors)
-    return _train(op, run, tensors) if op.training else _infer(op, run, tensors)
+    return _train(op, run, tensors) if op.training else infer(op, run, tensors)
 
 
 def backward(op: Any, run: Run, tensors: Sequence[Any]) -> Results:
     """The rule of `BatchNormBwdOp`."""
     op.check(*tensors)
     x = tensors[1]
-    return _train_backward(op, tensors) if op.training and x.numel() > 0 else _infer_backward(op, run, tensors)
+    return _train_backward(op, tensors) if op.training and x.numel() > 0 else infer_backward(op, run, tensors)
 
 
 def _axes(op: Any, count: int) -> list[int]:
@@ -42,17 +43,13 @@ def _axes(op: Any, count: int) -> list[int]:
     return [axis for axis in range(count) if axis != 1]
 
 
-_infer = ShardByShard(_axes)
-_infer_backward = ShardByShard(_axes, sharded=("x", "grad"), sums=("grad_weight", "grad_bias"))
+infer = ShardByShard(_axes)
+infer_backward = ShardByShard(_axes, sharded=("x", "grad"), sums=("grad_weight", "grad_bias"))
 
 
 def _train(op: Any, run: Run, tensors: Sequence[Any]) -> Results:
     x, running_mean, running_var, weight, bias = tensors
-    for name, running in (("running_mean", running_mean), ("running_var", running_var)):
-        if running is not None and list(running.placements) != everywhere(x.device_mesh):
-            raise InputError(
-                f"{name} is written, and placed as {running.placements}; every process must hold all of it"
-            )
+    check_held_everywhere(running_mean=running_mean, running_var=running_var)
     placements = placements_along(x, _axes(op, x.dim()))
     own = shard_of(x, placements)
     if x.numel() == 0:
@@ -60,10 +57,10 @@ def _train(op: Any, run: Run, tensors: Sequence[Any]) -> Results:
     else:
         count, mean, squares = _statistics(own, x, placements)
         invstd = torch.rsqrt(squares / count + op.eps)
-        infer = type(op)(training=False, eps=op.eps, target=op.target)
-        y = infer(own, mean, squares / count, replicated(weight), replicated(bias))[0]
-        _move(running_mean, mean, op.momentum)
-        _move(running_var, squares / (count - 1), op.momentum)
+        inference = type(op)(training=False, eps=op.eps, target=op.target)
+        y = inference(own, mean, squares / count, replicated(weight), replicated(bias))[0]
+        move(running_mean, mean, op.momentum)
+        move(running_var, squares / (count - 1), op.momentum)
     statistics = [distributed(one, x, everywhere(x.device_mesh)) for one in (mean, invstd)]
     return distributed(y, x, placements, shape=x.shape), *statistics
 
@@ -87,7 +84,7 @@ def _train_backward(op: Any, tensors: Sequence[Any]) -> Results:
     return (
         distributed(grad_x, x, placements, shape=x.shape) if in_x else None,
         distributed(of_weight.to(weight.dtype), x, whole) if in_weight else None,
-        distributed(of_bias.to(op._bias_dtype(x, weight)), x, whole) if in_bias else None,
+        distributed(of_bias.to(bias_dtype_of(op, x, weight)), x, whole) if in_bias else None,
     )
 
 
@@ -120,7 +117,14 @@ def _gathered(mine: Tensor, x: DTensor, placements: Sequence[Placement]) -> Tens
     return replicated(DTensor.from_local(mine[None], x.device_mesh, rows, run_check=False))
 
 
-def _move(running: DTensor | None, batch: Tensor, momentum: float) -> None:
+def check_held_everywhere(**running: DTensor | None) -> None:
+    """Refuse running statistics of which a process holds a part: they are written."""
+    for name, one in running.items():
+        if one is not None and list(one.placements) != everywhere(one.device_mesh):
+            raise InputError(f"{name} is written, and placed as {one.placements}; every process must hold all of it")
+
+
+def move(running: DTensor | None, batch: Tensor, momentum: float) -> None:
     """Move a running statistic towards the batch's, in place."""
     if running is not None:
         kept = running.to_local()

@@ -1,8 +1,8 @@
-"""What the norms over trailing axes share about shapes."""
+"""What the norms share about shapes and memory orders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
 import torch
@@ -14,7 +14,7 @@ from tileops.ops.signature import argument_names
 from tileops.sharding import ShardByShard, ShardingRule
 from tileops.torch_guards import Sizes
 
-_SIZES: Final = (int, torch.SymInt)
+SIZE_TYPES: Final = (int, torch.SymInt)
 """The types of a size; symbolic in a trace whose sizes may change."""
 
 
@@ -22,7 +22,7 @@ def normalised(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     """`normalized_shape` as a tuple; refuses what is no shape."""
     given = cast("Any", normalized_shape)
     sizes: tuple[Any, ...] = tuple(cast("Iterable[Any]", given)) if isinstance(given, Iterable) else (given,)
-    if not sizes or not all(isinstance(n, _SIZES) and not isinstance(n, bool) and n >= 0 for n in sizes):
+    if not sizes or not all(isinstance(n, SIZE_TYPES) and not isinstance(n, bool) and n >= 0 for n in sizes):
         raise InputError(
             f"normalized_shape is {normalized_shape!r}; it must be one or more sizes of trailing axes, such as (4096,)"
         )
@@ -132,6 +132,45 @@ class GradientsOfRows:
         """Those of the forward; None where gradients are viewed in a shape of several axes."""
         sizes = NormalisesRows.call_sizes(cast("Any", self), x, weight)
         return [sizes[0], *sizes] if len(self.normalized_shape) == 1 else None
+
+
+def check_channels(what: str, x: Tensor, beside: Mapping[str, Tensor | None]) -> None:
+    """Refuse an x that is not `(N, C, *spatial)`, and tensors beside it without one value per channel.
+
+    Args:
+        what: What takes them, for the message.
+        x: The input.
+        beside: The other arguments, by name; absent ones pass.
+    """
+    check_floating("x", x)
+    if x.dim() < 2:
+        raise InputError(f"x has shape {shown_shape(x.shape)}; {what} takes (N, C, *spatial), two axes or more")
+    if not fits(x, x.shape[1:2], tuple(beside.values())):
+        for name, value in beside.items():
+            check_beside(name, value, x, x.shape[1:2], of="one value per channel of x")
+
+
+def samples_alone(op: Any, count: int) -> tuple[int, ...]:
+    """The axes of `(N, C, *spatial)` that an op whose samples are normalised one by one may be sharded along."""
+    del op, count
+    return (0,)
+
+
+def bias_dtype_of(op: Any, x: Tensor, weight: Tensor | None) -> torch.dtype:
+    """The dtype of the bias's gradient: the parameter of that name, else that of the weight, else x's."""
+    return op.bias_dtype or (x if weight is None else weight).dtype
+
+
+def empty_gradients(
+    op: Any, x: Tensor, weight: Tensor | None, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of `(N, C, *spatial)`: a gradient of x without elements, and of each channel a sum over no values."""
+    of_x, of_weight, of_bias = wanted
+    return (
+        empty_in_order(x) if of_x else None,
+        x.new_zeros(x.shape[1], dtype=dtype_of(weight)) if of_weight else None,
+        x.new_zeros(x.shape[1], dtype=bias_dtype_of(op, x, weight)) if of_bias else None,
+    )
 
 
 def batch_axes(x: Tensor, normalised_axes: int) -> list[str]:
