@@ -36,7 +36,7 @@ REGISTERS: Final = 64
 
 @final
 class HeldChannelBatchNorm(BatchNormTrain):
-    """One block a channel up to 48 KiB; from architecture 90 on a cluster of 8 up to about 1.1 MiB."""
+    """One block a channel up to 48 KiB; from architecture 90 on a cluster of 2 or 8 up to about 1.1 MiB."""
 
     supported_archs = at_least(80)
 

@@ -18,7 +18,7 @@ from tileops.kernels.kernel_base import Entry
 
 @final
 class HeldChannelBatchNormBwd(BatchNormBwdTrain):
-    """One block a channel up to 24 KiB; from architecture 90 on a cluster of 8 up to 256 KiB."""
+    """One block a channel up to 24 KiB; from architecture 90 on a cluster of 2 or 8 up to 256 KiB."""
 
     supported_archs = at_least(80)
 
