@@ -163,3 +163,18 @@ def test_other_constants_of_a_batch_norm_are_an_entry_of_their_own_without_compi
         other_identity, other_factory = kernel.entry_for(dataclasses.replace(stated, **{name: value}))
         assert other_identity != identity
         assert kernels_of(other_factory())
+
+
+def test_the_text_of_a_macro_is_parsed_once_when_a_program_first_uses_it(monkeypatch):
+    from tileops.kernels import compiled_program
+
+    parsed = []
+    monkeypatch.setattr(compiled_program.T, "macro", lambda function: parsed.append(function) or function)
+
+    @compiled_program.macro
+    def doubled(value):
+        return 2 * value
+
+    assert parsed == []
+    assert [doubled(value) for value in (2, 3)] == [4, 6]
+    assert parsed == [doubled.__wrapped__]

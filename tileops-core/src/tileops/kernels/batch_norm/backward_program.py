@@ -16,6 +16,7 @@ import tilelang.language as T
 import torch
 
 from tileops.kernels.batch_norm.statistics_program import FLOAT32, locate, read_affine
+from tileops.kernels.compiled_program import macro
 from tileops.kernels.shared_program import tilelang_dtype
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 
-@T.macro
+@macro
 def clear(held, steps: int, vector: int):
     """``held`` (local, steps by vector) becomes 0."""
     for step in T.unroll(steps):
@@ -41,7 +42,7 @@ def clear(held, steps: int, vector: int):
             held[step, lane] = T.cast(0, held.dtype)
 
 
-@T.macro
+@macro
 def add_products(products, plain, grads, values, mean, steps: int, vector: int):
     """Add to ``products`` and ``plain`` (float32, local, vector) each lane's sums of grad * (x - mean) and of grad."""
     for step in T.unroll(steps):
@@ -51,7 +52,7 @@ def add_products(products, plain, grads, values, mean, steps: int, vector: int):
             products[lane] = products[lane] + grad * (T.cast(values[step, lane], FLOAT32) - mean[lane])
 
 
-@T.macro
+@macro
 def sum_lanes(sums, products, plain, vector: int):
     """``sums`` (float32, local, 2) becomes the sums over the lanes of ``products`` and of ``plain``."""
     sums[0] = 0.0
@@ -61,7 +62,7 @@ def sum_lanes(sums, products, plain, vector: int):
         sums[1] = sums[1] + plain[lane]
 
 
-@T.macro
+@macro
 def gradient_factors(factors, of_unit, of_grad, count, invstd, weight):
     """``factors`` (float32, local, 3) becomes a channel's scale, slope and shift.
 
@@ -72,7 +73,7 @@ def gradient_factors(factors, of_unit, of_grad, count, invstd, weight):
     factors[2] = -factors[0] * (of_grad / count)
 
 
-@T.macro
+@macro
 def keep_sums(sums, channel, grad_weight, grad_bias, need: tuple[bool, bool, bool]):
     """Write a channel's sums of grad * x̂ and of grad, ``sums`` (float32, local, 2), as far as they are needed."""
     if need[1]:
@@ -81,7 +82,7 @@ def keep_sums(sums, channel, grad_weight, grad_bias, need: tuple[bool, bool, boo
         grad_bias[channel] = T.cast(sums[1], grad_bias.dtype)
 
 
-@T.macro
+@macro
 def keep_partials(sums, channel, part, partials, wanted: tuple[bool, bool]):
     """Write what a part adds to a channel's sums into ``partials`` (sums, parts, c), as far as they are wanted."""
     if wanted[0]:
@@ -90,7 +91,7 @@ def keep_partials(sums, channel, part, partials, wanted: tuple[bool, bool]):
         partials[wanted[0] + 0, part, channel] = sums[1]
 
 
-@T.macro
+@macro
 def keep_part(sums, channel, part, count, partials, grad_weight, grad_bias, wanted: tuple[bool, bool], closes: bool):
     """The same, where the only part of ``count`` is the whole: then its sums are the results, if it ``closes``."""
     if closes:
@@ -102,7 +103,7 @@ def keep_part(sums, channel, part, count, partials, grad_weight, grad_bias, want
         keep_partials(sums, channel, part, partials, wanted)
 
 
-@T.macro
+@macro
 def settle_gradients(table, place, sums, count, channel, invstd, weight, has_weight: bool):
     """One thread's work for a channel: its ``table`` column, which is its scale, slope and shift."""
     affine = T.alloc_local((2,), FLOAT32)
@@ -113,7 +114,7 @@ def settle_gradients(table, place, sums, count, channel, invstd, weight, has_wei
         table[i, place] = factors[i]
 
 
-@T.macro
+@macro
 def gradients_of_x(grads, values, mean, scale, slope, shift, dtype: torch.dtype, steps: int, vector: int):
     """The gradient of x, in place of the ``grads`` that are held; all others are float32, local, vector."""
     for step in T.unroll(steps):
@@ -123,7 +124,7 @@ def gradients_of_x(grads, values, mean, scale, slope, shift, dtype: torch.dtype,
             grads[step, lane] = T.cast(gradient, tilelang_dtype(dtype))
 
 
-@T.macro
+@macro
 def scaled_gradients(grads, scale, dtype: torch.dtype, steps: int, vector: int):
     """The same where the statistics are constants."""
     for step in T.unroll(steps):
@@ -131,7 +132,7 @@ def scaled_gradients(grads, scale, dtype: torch.dtype, steps: int, vector: int):
             grads[step, lane] = T.cast(T.cast(grads[step, lane], FLOAT32) * scale[lane], tilelang_dtype(dtype))
 
 
-@T.macro
+@macro
 def put(y, held, channel, batch, first, stride, items, steps: int, run_vectors: int, vector: int):
     """Write ``held`` where ``hold`` reads."""
     at = T.alloc_local((2,), "int32")
@@ -142,7 +143,7 @@ def put(y, held, channel, batch, first, stride, items, steps: int, run_vectors: 
                 y[batch + at[0], channel, at[1] * vector + lane] = held[step, lane]
 
 
-@T.macro
+@macro
 def put_rows(y, held, base, row, rows, column, stride, steps: int, vector: int):
     """Write ``held`` where ``read_rows`` reads."""
     for step in T.unroll(steps):

@@ -5,6 +5,7 @@ from typing import Any
 
 import tilelang.language as T
 
+from tileops.kernels.compiled_program import macro
 from tileops.kernels.shared_program import WARP
 
 __all__ = ["clusters", "tell_cluster"]
@@ -18,7 +19,7 @@ def clusters(channels: int, blocks: int, warps: Any) -> Any:
     return T.ClusterKernel(channels * blocks, threads=threads, cluster_dims=(blocks, 1, 1))
 
 
-@T.macro
+@macro
 def tell_cluster(values, mine, peers, rank, warp, blocks: int, count: int):
     """Put ``values[:count]`` (float32, local) into ``peers[rank]`` of every block of the cluster.
 
