@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tileops.errors import InputError
-from tileops.kernels.batch_norm import BatchNormBwdCall, BatchNormBwdInfer, ReferenceBatchNormBwdInfer
+from tileops.kernels.batch_norm import BatchNormBwdCall, BatchNormBwdInfer, ElementwiseBatchNormBwd
 from tileops.kernels.group_norm import GroupNormBwd, GroupNormBwdCall, ReferenceGroupNormBwd
 from tileops.ops.backward_op import BackwardOp
 from tileops.ops.checks import check_like, check_number
@@ -33,7 +33,7 @@ class InstanceNormBwdOp(BackwardOp):
     """
 
     interfaces = {"group_norm_bwd": GroupNormBwd, "batch_norm_bwd_infer": BatchNormBwdInfer}
-    kernel_types = {"reference": ReferenceGroupNormBwd, "reference_infer": ReferenceBatchNormBwdInfer}
+    kernel_types = {"reference": ReferenceGroupNormBwd, "elementwise": ElementwiseBatchNormBwd}
     sharding = instance_norm_sharding.backward
     any_layout = True  # the gradient of x has x's memory order
     results = ("grad_x", "grad_weight", "grad_bias")
