@@ -11,6 +11,7 @@ from torch import Tensor
 from tileops.kernels.batch_norm.backward_interface import BatchNormBwdCall
 from tileops.kernels.batch_norm.launch import Cut, Launch, Shape, built_together, viewed
 from tileops.kernels.kernel_base import Entry
+from tileops.kernels.row_backward import EARLY_LAUNCH_ARCH
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Program = Callable[..., Any]
@@ -130,7 +131,8 @@ def _beside_sums(call: BatchNormBwdCall, programs: SplitPrograms) -> Entry:
 
 def _total_program(call: BatchNormBwdCall) -> Program:
     """Adds up what each part has of a channel."""
-    from tileops.kernels.compiled_program import compile_program
-    from tileops.kernels.row_backward_program import sums_of_parts
+    from tileops.kernels.compiled_program import compiled_once
+    from tileops.kernels.row_backward_sums_program import sums_of_parts
 
-    return compile_program(sums_of_parts(call.c, *dtypes_of_sums(call)), call.arch)
+    early = call.arch >= EARLY_LAUNCH_ARCH
+    return compiled_once(sums_of_parts, call.arch, call.c, *dtypes_of_sums(call), launched_early=early)
