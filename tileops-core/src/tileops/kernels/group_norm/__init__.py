@@ -1,15 +1,17 @@
 """Group norm kernels, forward and backward: their interfaces, and ours."""
 
 from tileops.kernels.group_norm.backward_interface import GroupNormBwd, GroupNormBwdCall
+from tileops.kernels.group_norm.held_row import HeldRowGroupNorm
 from tileops.kernels.group_norm.interface import GroupNorm, GroupNormCall
-from tileops.kernels.group_norm.reference_backward import ReferenceGroupNormBwd
-from tileops.kernels.group_norm.reference_forward import ReferenceGroupNorm
+from tileops.kernels.group_norm.split_backward import SplitRowGroupNormBwd
+from tileops.kernels.group_norm.split_row import SplitRowGroupNorm
 
 __all__ = [
     "GroupNorm",
     "GroupNormBwd",
     "GroupNormBwdCall",
     "GroupNormCall",
-    "ReferenceGroupNorm",
-    "ReferenceGroupNormBwd",
+    "HeldRowGroupNorm",
+    "SplitRowGroupNorm",
+    "SplitRowGroupNormBwd",
 ]

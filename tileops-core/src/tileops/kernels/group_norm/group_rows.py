@@ -1,0 +1,121 @@
+"""How the forward kernels of group norm are built and called, which instance norm shares."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from tileops.kernels.dtypes import refusal_of_dtypes
+from tileops.kernels.group_norm.split_plan import split_plan
+from tileops.kernels.row_plan import held_row_plan, longest_held_row
+
+Normalise = Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
+"""Takes x, weight, bias and the statistics to fill, (2, rows) in float32 or None; returns y."""
+
+Launch = Callable[..., Any]
+
+MOST_ELEMENTS: Final = 1 << 30
+"""Elements of a row, at most: programs count them in 32 bits, some steps past the end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupRows:
+    """What a forward program is built from. Equal ones on one device are one build.
+
+    Args:
+        channels: Channels of a group.
+        spatial: Elements of a channel.
+        dtype: Of x and y.
+        eps: Added to the variance.
+        weight_dtype: Of the weight; None where there is none.
+        bias_dtype: Of the bias, likewise.
+        keeps_statistics: Whether the mean and the unbiased variance of each row are wanted.
+    """
+
+    channels: int
+    spatial: int
+    dtype: torch.dtype
+    eps: float
+    weight_dtype: torch.dtype | None
+    bias_dtype: torch.dtype | None
+    keeps_statistics: bool = False
+
+    @property
+    def n(self) -> int:
+        """Elements of a row."""
+        return self.channels * self.spatial
+
+    def refusal(self) -> str | None:
+        """Why no program serves such rows; None where one does."""
+        unserved = refusal_of_dtypes(self.dtype, weight=self.weight_dtype, bias=self.bias_dtype)
+        if unserved is None and self.n > MOST_ELEMENTS:
+            return f"groups of {self.n} elements; serves up to {MOST_ELEMENTS}"
+        return unserved
+
+    def refusal_to_hold(self) -> str | None:
+        """Why a block cannot hold such a row in registers; None where it can."""
+        unserved = self.refusal()
+        if unserved is None and held_row_plan(self.n, self.dtype) is None:
+            most = longest_held_row(self.n, self.dtype)
+            return f"groups of {self.n} elements; serves up to {most} of {self.dtype} at their alignment"
+        return unserved
+
+
+def build_held(facts: GroupRows, arch: int) -> Normalise:
+    """Compile the program for rows that a block holds."""
+    # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
+    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.group_norm.held_row_program import group_norm_held_row
+
+    plan = held_row_plan(facts.n, facts.dtype)
+    assert plan is not None, "refusal() refuses such rows"
+    dtypes = (facts.dtype, facts.weight_dtype, facts.bias_dtype)
+    launch: Launch = compile_program(
+        group_norm_held_row(plan, facts.channels, *dtypes, keeps_statistics=facts.keeps_statistics), arch
+    )
+    n, eps = facts.n, float(facts.eps)
+
+    def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor | None) -> Tensor:
+        y = torch.empty_like(x)
+        launch(x.view(-1, n), weight, bias, y.view(-1, n), statistics, eps)
+        return y
+
+    return normalise
+
+
+def build_split(facts: GroupRows, arch: int, sm_count: int) -> Normalise:
+    """Compile the two programs for rows of any length."""
+    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.group_norm.split_row_program import group_norm_split_apply, group_norm_split_moments
+
+    plan = split_plan(facts.n, facts.dtype)
+    dtypes = (facts.dtype, facts.weight_dtype, facts.bias_dtype)
+    measure, apply = compiled_together(
+        lambda: compile_program(group_norm_split_moments(plan, facts.dtype), arch),
+        lambda: compile_program(
+            group_norm_split_apply(plan, facts.channels, *dtypes, keeps_statistics=facts.keeps_statistics), arch
+        ),
+    )
+    n, eps = facts.n, float(facts.eps)
+
+    def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor | None) -> Tensor:
+        y, rows = torch.empty_like(x), x.view(-1, n)
+        chunks, parts = plan.cut(rows.shape[0], sm_count)
+        partials = x.new_empty((2, rows.shape[0], parts), dtype=torch.float32)
+        measure(rows, partials, chunks)
+        apply(rows, partials, chunks, weight, bias, y.view(-1, n), statistics, eps)
+        return y
+
+    return normalise
+
+
+def compiled_together(*builders: Callable[[], Launch]) -> list[Launch]:
+    """What the builders give, in their order. The CUDA compilers of all run at the same time."""
+    with ThreadPoolExecutor(len(builders)) as pool:
+        building = [pool.submit(build) for build in builders]
+        return [launch.result() for launch in building]
