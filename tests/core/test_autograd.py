@@ -15,7 +15,9 @@ from tileops import (
     BackwardOp,
     BatchNormFwdOp,
     DeclarationError,
+    GroupNormFwdOp,
     InputError,
+    InstanceNormFwdOp,
     LayerNormBwdOp,
     LayerNormFwdOp,
     OpNotAvailableError,
@@ -37,6 +39,7 @@ pytestmark = pytest.mark.usefixtures("backends")
 Norm = Callable[..., Tensor]
 N = 6
 LAYER, RMS, TRAIN, INFER = LayerNormFwdOp(N), RMSNormFwdOp(N, 1e-5), BatchNormFwdOp(training=True), BatchNormFwdOp()
+GROUP, INSTANCE = GroupNormFwdOp(2), InstanceNormFwdOp()
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -68,6 +71,14 @@ def plain_infer(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
     return scaled((x - MEAN) / (VAR + 1e-5).sqrt(), w, b)
 
 
+def plain_group(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+    return scaled(plain_layer(x.unflatten(-1, (2, 3)), None, None).flatten(-2), w, b)
+
+
+def plain_instance(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+    return scaled(plain_layer(x.t(), None, None).t(), w, b)
+
+
 def scaled(y: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
     y = y if w is None else y * w
     return y if b is None else y + b
@@ -78,8 +89,17 @@ OURS: dict[str, Norm] = {
     "rms": lambda x, w, b: scaled(RMS(x, w), None, b),
     "train": lambda x, w, b: TRAIN(x, None, None, w, b)[0],
     "infer": lambda x, w, b: INFER(x, MEAN, VAR, w, b)[0],
+    "group": GROUP,
+    "instance": lambda x, w, b: INSTANCE(x.t()[None], None, None, w, b)[0].t(),  # rows are elements in space
 }
-PLAIN: dict[str, Norm] = {"layer": plain_layer, "rms": plain_rms, "train": plain_train, "infer": plain_infer}
+PLAIN: dict[str, Norm] = {
+    "layer": plain_layer,
+    "rms": plain_rms,
+    "train": plain_train,
+    "infer": plain_infer,
+    "group": plain_group,
+    "instance": plain_instance,
+}
 
 each_norm = pytest.mark.parametrize("name", list(OURS))
 
@@ -629,10 +649,14 @@ def test_autocast_on_cuda_is_torchs_own_table() -> None:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     found = {
         name
-        for name in ("layer_norm", "rms_norm", "batch_norm_train", "batch_norm_infer")
+        for name in ("layer_norm", "rms_norm", "batch_norm_train", "group_norm", "instance_norm", "instance_norm_infer")
         if getattr(torch.ops.tileops, name) and has_kernel(f"tileops::{name}", "AutocastCUDA")
     }
-    assert found == {"layer_norm", "rms_norm"}
+    assert found == {"layer_norm", "rms_norm", "group_norm"}
+    theirs = {
+        name for name in ("layer_norm", "group_norm", "instance_norm") if has_kernel(f"aten::{name}", "AutocastCUDA")
+    }
+    assert theirs == {"layer_norm", "group_norm"}
 
 
 class CastLayerNormOp(LayerNormFwdOp):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given
 from hypothesis import strategies as st
-from tileops import BatchNormBwdOp, InputError, LayerNormBwdOp, RMSNormBwdOp
+from tileops import BatchNormBwdOp, GroupNormBwdOp, InputError, InstanceNormBwdOp, LayerNormBwdOp, RMSNormBwdOp
 from tileops.kernels.batch_norm import BatchNormBwdInfer, BatchNormBwdTrain
 from tileops.kernels.kernel_base import KernelInterface
 from tileops.kernels.layer_norm import LayerNormBwd, LayerNormBwdCall
@@ -28,15 +28,20 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Ten
 
 
 X, GRAD, W = drawn(4, N), drawn(4, N, seed=1), drawn(N, seed=2)
+X_IN_SPACE, GRAD_IN_SPACE = drawn(3, N, 4), drawn(3, N, 4, seed=1)
 MEAN, INVSTD = X.mean(0), 1 / torch.sqrt(X.var(0, correction=0) + 1e-5)
 
-CASES: list[tuple[Any, tuple[Tensor, ...], tuple[Any, ...]]] = [
+CASES: list[tuple[Any, tuple[Tensor | None, ...], tuple[Any, ...]]] = [
     (LayerNormBwdOp, (GRAD, X, W), (N, 1e-5)),
     (RMSNormBwdOp, (GRAD, X, W), (N, 1e-5)),
     (BatchNormBwdOp, (GRAD, X, MEAN, INVSTD, W), (True,)),
     (BatchNormBwdOp, (GRAD, X, MEAN, INVSTD, W), (False,)),
+    (GroupNormBwdOp, (GRAD, X, W), (2, 1e-5)),
+    (InstanceNormBwdOp, (GRAD_IN_SPACE, X_IN_SPACE, None, None, W), (True, 1e-5)),
+    (InstanceNormBwdOp, (GRAD, X, MEAN, INVSTD, W), (False,)),
 ]
-each_op = pytest.mark.parametrize(("op", "tensors", "parameters"), CASES, ids=["layer", "rms", "train", "infer"])
+NAMES = ["layer", "rms", "train", "infer", "group", "instance", "instance by running"]
+each_op = pytest.mark.parametrize(("op", "tensors", "parameters"), CASES, ids=NAMES)
 
 
 def expected(op: Any, tensors: tuple[Tensor, ...], parameters: tuple[Any, ...]) -> tuple[Tensor, ...]:
@@ -47,6 +52,10 @@ def expected(op: Any, tensors: tuple[Tensor, ...], parameters: tuple[Any, ...]) 
         return torch.autograd.grad(F.layer_norm(x, (N,), w, b), (x, w, b), grad)
     if op is RMSNormBwdOp:
         return torch.autograd.grad(F.rms_norm(x, (N,), w, 1e-5), (x, w), grad)
+    if op is GroupNormBwdOp:
+        return torch.autograd.grad(F.group_norm(x, 2, w, b), (x, w, b), grad)
+    if op is InstanceNormBwdOp and parameters[0]:
+        return torch.autograd.grad(F.instance_norm(x, weight=w, bias=b), (x, w, b), grad)
     if parameters[0]:
         return torch.autograd.grad(F.batch_norm(x, None, None, w, b, training=True), (x, w, b), grad)
     y = (x - tensors[2].double()) * tensors[3].double() * w + b
@@ -91,7 +100,12 @@ def test_gradients_have_the_dtypes_of_what_they_are_gradients_of(
     op: Any, tensors: Any, parameters: Any, dtype: torch.dtype, kind: torch.dtype | None, close: Any
 ) -> None:
     grad, x, *statistics, weight = tensors
-    given = (grad.to(dtype), x.to(dtype), *(one.float() for one in statistics), weight.to(kind or dtype))
+    given = (
+        grad.to(dtype),
+        x.to(dtype),
+        *(None if one is None else one.float() for one in statistics),
+        weight.to(kind or dtype),
+    )
     options = {} if op is RMSNormBwdOp else {"bias_dtype": torch.float32}
     results = op(*parameters, **options)(*given)
     wide = expected(op, given, parameters)
@@ -102,17 +116,17 @@ def test_gradients_have_the_dtypes_of_what_they_are_gradients_of(
 
 @each_op
 def test_no_argument_is_written_and_two_runs_are_equal_bit_for_bit(op: Any, tensors: Any, parameters: Any) -> None:
-    kept = [one.clone() for one in tensors]
+    kept = [None if one is None else one.clone() for one in tensors]
     first, second = op(*parameters)(*tensors), op(*parameters)(*tensors)
     assert all(torch.equal(one, other) for one, other in zip(first, second))
-    assert all(torch.equal(one, other) for one, other in zip(tensors, kept))
+    assert all(one is None or torch.equal(one, other) for one, other in zip(tensors, kept))
 
 
 @each_op
 def test_sums_over_nothing_are_zero(op: Any, tensors: Any, parameters: Any) -> None:
     grad, x, *others = tensors
     grad_x, *sums = op(*parameters)(grad[:0], x[:0], *others)
-    assert grad_x.shape == (0, N)
+    assert grad_x.shape == (0, *x.shape[1:])
     assert all(torch.equal(one, torch.zeros(N, dtype=torch.float64)) for one in sums)
 
 
@@ -137,6 +151,10 @@ BAD: list[tuple[Any, tuple[Any, ...], str]] = [
     (BatchNormBwdOp(), (GRAD, X, MEAN[:2], INVSTD), r"mean has shape \(2,\); it must have \(6,\)"),
     (BatchNormBwdOp(), (GRAD, X, MEAN, INVSTD.float()), "invstd is float32; it must be float64"),
     (BatchNormBwdOp(), (W, W, MEAN, INVSTD), r"x has shape \(6,\); batch norm takes"),
+    (GroupNormBwdOp(4), (GRAD, X), "x has 6 channels; they must divide evenly into num_groups, which is 4"),
+    (GroupNormBwdOp(2), (GRAD[:2], X), r"grad has shape \(2, 6\); it must have \(4, 6\), that of x"),
+    (InstanceNormBwdOp(), (GRAD, X, MEAN, INVSTD), "mean and invstd are given; with use_input_stats=True"),
+    (InstanceNormBwdOp(use_input_stats=False), (GRAD, X, None, INVSTD), "mean is NoneType; give a torch.Tensor"),
 ]
 
 

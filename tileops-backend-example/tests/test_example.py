@@ -49,10 +49,17 @@ def test_all_of_its_kernels_are_registered() -> None:
         "FusedAddRMSNormFwdOp: example:torch",
         "BatchNormFwdOp: example:torch_train",
         "BatchNormFwdOp: example:torch_infer",
+        "GroupNormFwdOp: example:torch",
+        "InstanceNormFwdOp: example:torch",
+        "InstanceNormFwdOp: example:torch_train",
+        "InstanceNormFwdOp: example:torch_infer",
         "LayerNormBwdOp: example:torch",
         "RMSNormBwdOp: example:torch",
         "BatchNormBwdOp: example:torch_train",
         "BatchNormBwdOp: example:torch_infer",
+        "GroupNormBwdOp: example:torch",
+        "InstanceNormBwdOp: example:torch",
+        "InstanceNormBwdOp: example:torch_infer",
         "RMSNormFwdOp: target example",
     }
     assert expected <= set(record().registered)

@@ -18,10 +18,8 @@ from tileops.kernels.batch_norm import (
 )
 from torch import Tensor
 
+from tileops_backend_example.torch_channels import CHANNELS, all_but_channels, per_channel, scaled_and_shifted
 from tileops_backend_example.torch_common import refusal_of_dtype, rounded, widened
-
-CHANNELS = 1
-"""The axis of the channels."""
 
 
 @final
@@ -56,7 +54,7 @@ class TorchBatchNormTrain(BatchNormTrain):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `BatchNormTrain.forward`."""
         wide = widened(x)
-        axes = [axis for axis in range(x.dim()) if axis != CHANNELS]
+        axes = all_but_channels(x)
         variance, mean = torch.var_mean(wide, axes, correction=0)
         invstd = torch.rsqrt(variance + self.eps)
         y = normalised(wide, mean, invstd, weight, bias)
@@ -124,7 +122,7 @@ class _TorchBatchNormBwd(Kernel[BatchNormBwdCall]):
     ) -> tuple[Tensor | None, ...]:
         """See `BatchNormBwdTrain.forward` and `BatchNormBwdInfer.forward`."""
         wide, grads = widened(x), widened(grad)
-        axes = [axis for axis in range(x.dim()) if axis != CHANNELS]
+        axes = all_but_channels(x)
         unit = (wide - per_channel(mean, wide)) * per_channel(invstd, wide)
         grad_weight, grad_bias = (grads * unit).sum(axes), grads.sum(axes)
         grad_x = None
@@ -157,11 +155,4 @@ def normalised(x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, b
 
     Centred first: torch's own kernel folds the mean into a shift, which costs digits where the mean is large.
     """
-    y = (x - per_channel(mean, x)) * per_channel(invstd, x)
-    y = y if weight is None else y * per_channel(weight.to(x.dtype), x)
-    return y if bias is None else y + per_channel(bias.to(x.dtype), x)
-
-
-def per_channel(statistic: Tensor, x: Tensor) -> Tensor:
-    """A `(C,)` tensor shaped to broadcast along the channels of x."""
-    return statistic.view(-1, *[1] * (x.dim() - CHANNELS - 1))
+    return scaled_and_shifted((x - per_channel(mean, x)) * per_channel(invstd, x), weight, bias)

@@ -13,10 +13,10 @@ from typing import Any, Final
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from tileops.norm import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+from tileops.norm import BatchNormFwdOp, GroupNormFwdOp, InstanceNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
 from tileops.ops.norm.shape import normalised
 
-__all__ = ["batch_norm", "layer_norm", "rms_norm"]
+__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
 
 MOST_OPS: Final = 4096
 """Ops that are kept, one for each set of parameters; the one longest out of use goes first."""
@@ -55,6 +55,31 @@ def batch_norm(
 ) -> Tensor:
     """`torch.nn.functional.batch_norm`. Shapes, dtypes, errors and numerics are those of `BatchNormFwdOp`."""
     return _op(BatchNormFwdOp, training, momentum, eps)(input, running_mean, running_var, weight, bias)[0]
+
+
+def group_norm(
+    input: Tensor,  # noqa: A002
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`torch.nn.functional.group_norm`. Shapes, dtypes, errors and numerics are those of `GroupNormFwdOp`."""
+    return _op(GroupNormFwdOp, num_groups, eps)(input, weight, bias)
+
+
+def instance_norm(
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """`torch.nn.functional.instance_norm`. Shapes, dtypes, errors and numerics are those of `InstanceNormFwdOp`."""
+    return _op(InstanceNormFwdOp, use_input_stats, momentum, eps)(input, running_mean, running_var, weight, bias)
 
 
 def _sizes(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -175,8 +175,9 @@ class KernelInterface(Kernel[Call]):
 
 TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
     # About two units in the last place of the result, which is rounded once, from float32. In float32 samples the
-    # mean reaches 1000 deviations and is itself rounded by 6e-5 of one: torch's own kernels come within 2e-4.
-    torch.float64: (1e-12, 1e-12),
+    # mean reaches 1000 deviations and is itself rounded by 6e-5 of one: torch's own kernels come within 2e-4. In
+    # float64 it is rounded by 1e-13, and torch.var_mean comes within 7e-13.
+    torch.float64: (1e-12, 5e-12),
     torch.float32: (1e-5, 5e-4),
     torch.float16: (2e-3, 2e-3),
     torch.bfloat16: (1.6e-2, 1.6e-2),

@@ -6,7 +6,17 @@ norm = nn.LayerNorm(4096)           # torch.nn.LayerNorm in everything but what 
 print(nn.replace(model))            # the norms of a model that exists, in place; nn.restore(model) undoes it
 """
 
-from tileops.nn.norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, RMSNorm
+from tileops.nn.norm import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+    LayerNorm,
+    RMSNorm,
+)
 from tileops.nn.replacing import NORMS, ModuleReport, ReplaceReport, replace, restore
 
 __all__ = [
@@ -14,6 +24,10 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
     "LayerNorm",
     "ModuleReport",
     "RMSNorm",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from tileops import functional
 
@@ -89,3 +90,37 @@ class BatchNorm2d(_OurBatchNorm, nn.BatchNorm2d):
 
 class BatchNorm3d(_OurBatchNorm, nn.BatchNorm3d):
     """`torch.nn.BatchNorm3d`, computed by `BatchNormFwdOp`."""
+
+
+class GroupNorm(nn.GroupNorm):
+    """`torch.nn.GroupNorm`, computed by `GroupNormFwdOp`."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Normalise each group of channels of `(N, C, *spatial)`; see `GroupNormFwdOp.forward`."""
+        return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class _OurInstanceNorm(_InstanceNorm):
+    """What the instance norms compute. Which ranks and channels each takes is for torch's `forward` to say."""
+
+    def _apply_instance_norm(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Normalise each channel of each sample of `(N, C, *spatial)`; see `InstanceNormFwdOp.forward`.
+
+        By the statistics of the input in training, and wherever no running ones are tracked.
+        """
+        by_input = self.training or not self.track_running_stats
+        running = (self.running_mean, self.running_var)
+        momentum = self.momentum or 0.0
+        return functional.instance_norm(input, *running, self.weight, self.bias, by_input, momentum, self.eps)
+
+
+class InstanceNorm1d(_OurInstanceNorm, nn.InstanceNorm1d):
+    """`torch.nn.InstanceNorm1d`, computed by `InstanceNormFwdOp`."""
+
+
+class InstanceNorm2d(_OurInstanceNorm, nn.InstanceNorm2d):
+    """`torch.nn.InstanceNorm2d`, computed by `InstanceNormFwdOp`."""
+
+
+class InstanceNorm3d(_OurInstanceNorm, nn.InstanceNorm3d):
+    """`torch.nn.InstanceNorm3d`, computed by `InstanceNormFwdOp`."""

@@ -17,7 +17,17 @@ from torch.nn.modules.batchnorm import _LazyNormBase
 from torch.nn.utils.parametrize import is_parametrized
 
 from tileops.errors import InputError
-from tileops.nn.norm import BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm, RMSNorm
+from tileops.nn.norm import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+    LayerNorm,
+    RMSNorm,
+)
 
 Classes = Mapping[type[nn.Module], type[nn.Module]]
 
@@ -28,6 +38,10 @@ NORMS: Final[Classes] = MappingProxyType(
         nn.BatchNorm1d: BatchNorm1d,
         nn.BatchNorm2d: BatchNorm2d,
         nn.BatchNorm3d: BatchNorm3d,
+        nn.GroupNorm: GroupNorm,
+        nn.InstanceNorm1d: InstanceNorm1d,
+        nn.InstanceNorm2d: InstanceNorm2d,
+        nn.InstanceNorm3d: InstanceNorm3d,
     }
 )
 """Torch's norms, and ours that take their places."""
