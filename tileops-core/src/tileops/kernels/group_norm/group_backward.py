@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from tileops.kernels.group_norm.group_rows import GroupRows, Launch, compiled_together
+from tileops.kernels.group_norm.held_backward_plan import LEAST_VECTORS, held_backward_plan
 from tileops.kernels.group_norm.split_plan import IN_FLIGHT, piece_plan, split_plan
+from tileops.kernels.row_plan import vector_elements
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -53,14 +55,57 @@ class GroupBackward:
         affine = (self.weight_dtype, self.bias_dtype)
         return GroupRows(self.channels, self.spatial, self.dtype, self.eps, *affine).refusal()
 
+    def refusal_to_hold(self) -> str | None:
+        """Why a block cannot hold x and the gradient of such a row in registers; None where it can."""
+        unserved = self.refusal()
+        if unserved is None and held_backward_plan(self.channels, self.spatial, self.dtype) is None:
+            return (
+                f"groups of {self.channels} channels of {self.spatial} elements; serves channels of {LEAST_VECTORS} "
+                f"vectors of {vector_elements(self.spatial, self.dtype)} or more, in groups that the registers of a "
+                "block hold beside their gradient"
+            )
+        return unserved
 
-def build_split(facts: GroupBackward, arch: int, sm_count: int) -> Callable[..., Gradients]:
-    """Compile the programs for rows of any length.
+
+def build_held(facts: GroupBackward, arch: int) -> Callable[..., Gradients]:
+    """Compile the programs for rows that a block holds.
 
     Returns:
         A function of the gradient, x and weight (or None), as the interface has them.
     """
     # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
+    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.group_norm.held_backward_program import group_norm_held_backward
+
+    plan = held_backward_plan(facts.channels, facts.spatial, facts.dtype)
+    assert plan is not None, "refusal() refuses such rows"
+    program = group_norm_held_backward(plan, facts.dtype, facts.weight_dtype, facts.need)
+    built: list[Any] = compiled_together(
+        lambda: compile_program(program, arch),
+        lambda: build_sums(facts, arch),
+    )
+    launch, add_samples = built
+    n, channels, of_x, eps = facts.n, facts.channels, facts.need[0], float(facts.eps)
+
+    def run(grad: Tensor, x: Tensor, weight: Tensor | None) -> Gradients:
+        rows = x.view(-1, n)
+        grad_x = torch.empty_like(x) if of_x else None
+        added = empty_added(facts, x)
+        launch(
+            grad.view(-1, n),
+            rows,
+            weight if of_x else None,
+            None if grad_x is None else grad_x.view(-1, n),
+            None if added is None else added.view(-1, rows.shape[0], channels),
+            eps,
+        )
+        return (grad_x, *add_samples(added))
+
+    return run
+
+
+def build_split(facts: GroupBackward, arch: int, sm_count: int) -> Callable[..., Gradients]:
+    """Compile the programs for rows of any length; returns what `build_held` does."""
     from tileops.kernels.compiled_program import compile_program
     from tileops.kernels.group_norm.split_backward_program import (
         SUMS,
@@ -83,7 +128,7 @@ def build_split(facts: GroupBackward, arch: int, sm_count: int) -> Callable[...,
         rows = x.numel() // n
         sums = x.new_empty((SUMS, rows * channels, pieces.pieces), dtype=torch.float32)
         measure(grad.view(-1, spatial), x.view(-1, spatial), sums)
-        chunks, parts = rows_plan.cut(rows, sm_count) if of_x else (1, 1)
+        part_vectors, parts = rows_plan.cut(rows, sm_count) if of_x else (0, 1)
         grad_x = torch.empty_like(x) if of_x else None
         added = empty_added(facts, x)
         apply(
@@ -94,7 +139,7 @@ def build_split(facts: GroupBackward, arch: int, sm_count: int) -> Callable[...,
             None if grad_x is None else grad_x.view(-1, n),
             None if added is None else added.view(-1, rows, channels),
             parts,
-            chunks,
+            part_vectors,
             eps,
         )
         return (grad_x, *add_samples(added))

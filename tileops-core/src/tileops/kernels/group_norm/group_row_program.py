@@ -18,7 +18,7 @@ from tileops.kernels.shared_program import (
     tilelang_dtype,
 )
 
-__all__ = ["affine_shape", "affine_type", "affine_width", "groups_of", "load_affine", "take_first", "write_normalised"]
+__all__ = ["affine_shape", "affine_type", "affine_width", "groups_of", "load_affine", "load_chunk", "take_first", "write_normalised"]
 
 
 def affine_type(dtype: torch.dtype | None) -> str:
@@ -39,6 +39,15 @@ def groups_of(all_channels: Any, channels: int) -> Any:
 def affine_width(vector: int, spatial: int) -> int:
     """How many values of an affine tensor a vector of a row meets: one where it stays in its channel."""
     return 1 if spatial % vector == 0 else vector
+
+
+@T.macro
+def load_chunk(x, held, row, first, end, stride, unroll: int, vector: int):
+    """Load the vectors `first`, `first + stride`, ... below `end` of row `row` into `held` (local: unroll, vector)."""
+    for step in T.unroll(unroll):
+        if first + step * stride < end:
+            for j in T.vectorized(vector):
+                held[step, j] = x[row, (first + step * stride) * vector + j]
 
 
 @T.macro

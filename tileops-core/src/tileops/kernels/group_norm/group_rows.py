@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tileops.kernels.dtypes import refusal_of_dtypes
+from tileops.kernels.group_norm.cluster_plan import cluster_plan
 from tileops.kernels.group_norm.split_plan import split_plan
 from tileops.kernels.row_plan import held_row_plan, longest_held_row
 
@@ -65,6 +66,13 @@ class GroupRows:
             return f"groups of {self.n} elements; serves up to {most} of {self.dtype} at their alignment"
         return unserved
 
+    def refusal_to_cluster(self, smem_budget: int) -> str | None:
+        """Why a cluster of blocks does not hold such a row; None where it does."""
+        unserved = self.refusal()
+        if unserved is None and cluster_plan(self.n, self.dtype, smem_budget) is None:
+            return f"groups of {self.n} elements"
+        return unserved
+
 
 def build_held(facts: GroupRows, arch: int) -> Normalise:
     """Compile the program for rows that a block holds."""
@@ -78,14 +86,18 @@ def build_held(facts: GroupRows, arch: int) -> Normalise:
     launch: Launch = compile_program(
         group_norm_held_row(plan, facts.channels, *dtypes, keeps_statistics=facts.keeps_statistics), arch
     )
-    n, eps = facts.n, float(facts.eps)
+    return _one_launch(launch, facts)
 
-    def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor | None) -> Tensor:
-        y = torch.empty_like(x)
-        launch(x.view(-1, n), weight, bias, y.view(-1, n), statistics, eps)
-        return y
 
-    return normalise
+def build_cluster(facts: GroupRows, arch: int, smem_budget: int) -> Normalise:
+    """Compile the program for rows that a cluster of blocks holds."""
+    from tileops.kernels.group_norm.cluster_row_program import group_norm_cluster_row
+
+    plan = cluster_plan(facts.n, facts.dtype, smem_budget)
+    assert plan is not None, "refusal() refuses such rows"
+    dtypes = (facts.dtype, facts.weight_dtype, facts.bias_dtype)
+    launch = group_norm_cluster_row(plan, facts.channels, *dtypes, arch, keeps_statistics=facts.keeps_statistics)
+    return _one_launch(launch, facts)
 
 
 def build_split(facts: GroupRows, arch: int, sm_count: int) -> Normalise:
@@ -105,10 +117,21 @@ def build_split(facts: GroupRows, arch: int, sm_count: int) -> Normalise:
 
     def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor | None) -> Tensor:
         y, rows = torch.empty_like(x), x.view(-1, n)
-        chunks, parts = plan.cut(rows.shape[0], sm_count)
+        part_vectors, parts = plan.cut(rows.shape[0], sm_count)
         partials = x.new_empty((2, rows.shape[0], parts), dtype=torch.float32)
-        measure(rows, partials, chunks)
-        apply(rows, partials, chunks, weight, bias, y.view(-1, n), statistics, eps)
+        measure(rows, partials, part_vectors)
+        apply(rows, partials, part_vectors, weight, bias, y.view(-1, n), statistics, eps)
+        return y
+
+    return normalise
+
+
+def _one_launch(launch: Launch, facts: GroupRows) -> Normalise:
+    n, eps = facts.n, float(facts.eps)
+
+    def normalise(x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor | None) -> Tensor:
+        y = torch.empty_like(x)
+        launch(x.view(-1, n), weight, bias, y.view(-1, n), statistics, eps)
         return y
 
     return normalise

@@ -54,8 +54,8 @@ def group_norm_held_row(
     width = affine_width(vector, spatial)
     element = tilelang_dtype(dtype)
     has_weight, has_bias = weight_dtype is not None, bias_dtype is not None
-    # One value for the whole row of one channel; else `width` for each vector.
-    affine_values = 1 if channels == 1 and spatial > 1 else len(plan.steps) * width
+    # One value for the row of one channel; else `width` for each vector.
+    affine_values = 1 if channels == 1 else len(plan.steps) * width
     affine_early = plan.loads_early(affine_values * (has_weight + has_bias))
     blocks_per_sm = plan.blocks_per_sm(affine_values * (has_weight + has_bias) if affine_early else 0)
     group_lanes = min(plan.lanes, WARP)
@@ -63,17 +63,17 @@ def group_norm_held_row(
     all_channels = T.dynamic("all_channels") if has_weight or has_bias else channels
 
     def affine_at(step):
-        return 0 if affine_values == 1 else step * width
+        return 0 if channels == 1 else step * width
 
     @traced(T.macro)
     def load_affine_steps(held, weight, group, lane):
-        for step in plan.steps[: 1 if affine_values == 1 else None]:
-            if affine_values == 1:
-                load_affine(held, 0, weight, group, 0, vector, channels, spatial)
-            else:
+        if channels == 1:
+            load_affine(held, 0, weight, group, 0, 1, 1, 1)
+        else:
+            for step in plan.steps:
                 if plan.holds(step, lane):
                     column = plan.column(step, lane)
-                    load_affine(held, affine_at(step), weight, group, column, vector, channels, spatial)
+                    load_affine(held, step * width, weight, group, column, vector, channels, spatial)
 
     @traced(T.macro)
     def take_moments(moments, held, origin, slots, lane):

@@ -20,10 +20,10 @@ from tileops.kernels.group_norm.group_row_program import (
     affine_width,
     groups_of,
     load_affine,
+    load_chunk,
     take_first,
 )
 from tileops.kernels.group_norm.split_plan import PiecePlan, SplitPlan
-from tileops.kernels.group_norm.split_row_program import load_chunk
 from tileops.kernels.row_backward_program import sums_of_parts
 from tileops.kernels.shared_program import (
     WARP,
@@ -134,7 +134,7 @@ def group_norm_split_gradients(
 
     The program takes grad (rows, n), x (rows, n), weight (all channels) or None, sums (SUMS, rows, pieces of a row),
     grad_x (rows, n) or None, added (sums wanted, rows, channels) or None, then into how many parts of how many
-    chunks a row is cut, and eps. A block takes one part; without grad_x one part is a row.
+    vectors a row is cut, and eps. A block takes one part; without grad_x one part is a row.
     """
     n, vector, unroll, threads = plan.n, plan.vector, plan.unroll, plan.threads
     spatial, pieces = pieces_plan.spatial, pieces_plan.pieces
@@ -146,6 +146,15 @@ def group_norm_split_gradients(
     element = tilelang_dtype(dtype)
     rows = T.dynamic("rows")
     all_channels = T.dynamic("all_channels") if has_weight else channels
+
+    @traced(T.macro)
+    def load(held_x, held_grad, scale, x, grad, weight, row, group, first, end):
+        load_chunk(x, held_x, row, first, end, threads, unroll, vector)
+        load_chunk(grad, held_grad, row, first, end, threads, unroll, vector)
+        for step in T.unroll(unroll):
+            if has_weight and (first + step * threads < end):
+                column = (first + step * threads) * vector
+                load_affine(scale, step * width, weight, group, column, vector, channels, spatial)
 
     @traced(T.macro)
     def merge_pieces(moments, totals, sums, weight, row, group, thread):
@@ -193,7 +202,7 @@ def group_norm_split_gradients(
         grad_x: T.Tensor((rows, n), element),
         added: T.Tensor((max(kept, 1), rows, channels), "float32"),
         parts: T.int32,
-        chunks: T.int32,
+        part_vectors: T.int32,
         eps: T.float32,
     ):
         with T.Kernel(parts * rows, threads=threads) as block:
@@ -214,15 +223,15 @@ def group_norm_split_gradients(
             row = rows - 1 - T.truncdiv(block, parts)
             part = parts - 1 - T.truncmod(block, parts)
 
-            first = (part * chunks + chunks - 1) * plan.chunk_vectors + thread
-            end = T.min((part + 1) * chunks * plan.chunk_vectors, plan.vectors)
-            # Under way while the pieces are merged.
-            if of_x:
-                load_chunk(x, held_x, row, first, end, threads, unroll, vector)
-                load_chunk(grad, held_grad, row, first, end, threads, unroll, vector)
-            take_first(origin, x, row, vector, dtype)
+            chunks = T.ceildiv(part_vectors, plan.chunk_vectors)
+            first = part * part_vectors + (chunks - 1) * plan.chunk_vectors + thread
+            end = T.min((part + 1) * part_vectors, plan.vectors)
             if has_weight:
                 group = T.truncmod(row, groups_of(all_channels, channels))
+            # Under way while the pieces are merged.
+            if of_x:
+                load(held_x, held_grad, scale, x, grad, weight, row, group, first, end)
+            take_first(origin, x, row, vector, dtype)
             for i in T.unroll(3):
                 moments[i] = 0.0
             for i in T.unroll(2):
@@ -243,10 +252,6 @@ def group_norm_split_gradients(
             if of_x:
                 for turn in T.serial(chunks):
                     for step in T.unroll(unroll):
-                        if has_weight and (first + step * threads < end):
-                            column = (first + step * threads) * vector
-                            load_affine(scale, step * width, weight, group, column, vector, channels, spatial)
-                    for step in T.unroll(unroll):
                         if first + step * threads < end:
                             for j in T.unroll(vector):
                                 unit = (T.cast(held_x[step, j], "float32") - origin[0] - mean) * invstd
@@ -257,8 +262,7 @@ def group_norm_split_gradients(
                             store_row_at(grad_x, row, (first + step * threads) * vector, result, 0, vector)
                     first = first - plan.chunk_vectors
                     if turn + 1 < chunks:
-                        load_chunk(x, held_x, row, first, end, threads, unroll, vector)
-                        load_chunk(grad, held_grad, row, first, end, threads, unroll, vector)
+                        load(held_x, held_grad, scale, x, grad, weight, row, group, first, end)
 
     return group_norm_split_gradients
 

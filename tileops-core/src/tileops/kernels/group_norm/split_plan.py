@@ -52,17 +52,18 @@ class SplitPlan(NamedTuple):
         return self.threads * self.unroll
 
     def cut(self, rows: int, sm_count: int) -> Cut:
-        """Parts for `rows`: about WAVES turns of the device, of at most MOST_CHUNKS chunks."""
+        """Equal parts for `rows`: about WAVES turns of the device, of one to MOST_CHUNKS chunks."""
         blocks = WAVES * self.blocks_per_sm * sm_count
         chunks = max(1, min(self.vectors * rows // (blocks * self.chunk_vectors), MOST_CHUNKS))
-        chunks = min(chunks, ceil_div(self.vectors, self.chunk_vectors))
-        return Cut(chunks, ceil_div(self.vectors, chunks * self.chunk_vectors))
+        parts = ceil_div(self.vectors, chunks * self.chunk_vectors)
+        part_vectors = ceil_div(self.vectors, parts * self.threads) * self.threads
+        return Cut(part_vectors, ceil_div(self.vectors, part_vectors))
 
 
 class Cut(NamedTuple):
-    """A row is cut into `parts` of `chunks` each, the last one what is left."""
+    """A row is cut into `parts` of `part_vectors` each, the last one what is left."""
 
-    chunks: int
+    part_vectors: int
     parts: int
 
 

@@ -1,8 +1,7 @@
 # pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
 """Group norm of rows of any length in two launches: moments of each part, then every block merges and applies.
 
-A part is `chunks` chunks of `plan.threads * plan.unroll` vectors of a row, the last part what is left; `chunks` is an
-argument of both launches. Nothing stays on chip between them but what the L2 cache kept, so the second one walks
+A part is `part_vectors` vectors of a row, the last one what is left, read in chunks; it is an argument of both launches. Nothing stays on chip between them but what the L2 cache kept, so the second one walks
 backwards: it starts with the parts that were read last.
 """
 
@@ -19,21 +18,13 @@ from tileops.kernels.group_norm.group_row_program import (
     affine_width,
     groups_of,
     load_affine,
+    load_chunk,
     write_normalised,
 )
 from tileops.kernels.group_norm.split_plan import SplitPlan
 from tileops.kernels.shared_program import WARP, block_merge_moments, merge_moments, take_origin, tilelang_dtype
 
-__all__ = ["group_norm_split_apply", "group_norm_split_moments", "load_chunk", "merge_parts"]
-
-
-@T.macro
-def load_chunk(x, held, row, first, end, stride, unroll: int, vector: int):
-    """Load the vectors `first`, `first + stride`, ... below `end` of row `row` into `held` (local: unroll, vector)."""
-    for step in T.unroll(unroll):
-        if first + step * stride < end:
-            for j in T.vectorized(vector):
-                held[step, j] = x[row, (first + step * stride) * vector + j]
+__all__ = ["group_norm_split_apply", "group_norm_split_moments"]
 
 
 @T.macro
@@ -56,7 +47,7 @@ def merge_parts(moments, partials, row, parts, part_vectors, slots, plan: SplitP
 def group_norm_split_moments(plan: SplitPlan, dtype: torch.dtype) -> Any:
     """(mean, M2) of each part of each row of x (rows, n) into partials (2, rows, parts).
 
-    The program takes x, partials and chunks. A mean is the distance from the row's origin; see `take_origin`.
+    The program takes x, partials and part_vectors. A mean is the distance from the row's origin; see `take_origin`.
     """
     vector, unroll, threads = plan.vector, plan.unroll, plan.threads
     rows, parts = T.dynamic("rows"), T.dynamic("parts")
@@ -64,7 +55,7 @@ def group_norm_split_moments(plan: SplitPlan, dtype: torch.dtype) -> Any:
 
     @traced(T.prim_func)
     def group_norm_split_moments(
-        x: T.Tensor((rows, plan.n), element), partials: T.Tensor((2, rows, parts), "float32"), chunks: T.int32
+        x: T.Tensor((rows, plan.n), element), partials: T.Tensor((2, rows, parts), "float32"), part_vectors: T.int32
     ):
         with T.Kernel(parts * rows, threads=threads) as block:
             T.annotate_min_blocks_per_sm(plan.blocks_per_sm)
@@ -78,12 +69,12 @@ def group_norm_split_moments(plan: SplitPlan, dtype: torch.dtype) -> Any:
             row = T.truncdiv(block, parts)
             part = T.truncmod(block, parts)
 
-            first = part * chunks * plan.chunk_vectors + thread
-            end = T.min((part + 1) * chunks * plan.chunk_vectors, plan.vectors)
+            first = part * part_vectors + thread
+            end = T.min((part + 1) * part_vectors, plan.vectors)
             take_origin(origin, x, None, row, vector, dtype)
             for i in T.unroll(3):
                 moments[i] = 0.0
-            for _ in T.serial(chunks):
+            for _ in T.serial(T.ceildiv(part_vectors, plan.chunk_vectors)):
                 load_chunk(x, held, row, first, end, threads, unroll, vector)
                 add_moments(moments, held, origin, dtype, first, threads, end, unroll, vector)
                 first = first + plan.chunk_vectors
@@ -106,7 +97,7 @@ def group_norm_split_apply(
 ) -> Any:
     """What `group_norm_held_row` computes, from the moments of the parts.
 
-    The program takes x, partials, chunks, weight, bias, y, statistics and eps.
+    The program takes x, partials, part_vectors, weight, bias, y, statistics and eps.
     """
     n, vector, unroll, threads = plan.n, plan.vector, plan.unroll, plan.threads
     spatial = n // channels
@@ -116,11 +107,22 @@ def group_norm_split_apply(
     rows, parts = T.dynamic("rows"), T.dynamic("parts")
     all_channels = T.dynamic("all_channels") if has_weight or has_bias else channels
 
+    @traced(T.macro)
+    def load(held, scale, shift, x, weight, bias, row, group, first, end):
+        load_chunk(x, held, row, first, end, threads, unroll, vector)
+        for step in T.unroll(unroll):
+            if first + step * threads < end:
+                column = (first + step * threads) * vector
+                if has_weight:
+                    load_affine(scale, step * width, weight, group, column, vector, channels, spatial)
+                if has_bias:
+                    load_affine(shift, step * width, bias, group, column, vector, channels, spatial)
+
     @traced(T.prim_func)
     def group_norm_split_apply(
         x: T.Tensor((rows, n), element),
         partials: T.Tensor((2, rows, parts), "float32"),
-        chunks: T.int32,
+        part_vectors: T.int32,
         weight: T.Tensor(affine_shape(weight_dtype, all_channels), affine_type(weight_dtype)),
         bias: T.Tensor(affine_shape(bias_dtype, all_channels), affine_type(bias_dtype)),
         y: T.Tensor((rows, n), element),
@@ -143,25 +145,19 @@ def group_norm_split_apply(
             row = rows - 1 - T.truncdiv(block, parts)
             part = parts - 1 - T.truncmod(block, parts)
 
-            first = (part * chunks + chunks - 1) * plan.chunk_vectors + thread
-            end = T.min((part + 1) * chunks * plan.chunk_vectors, plan.vectors)
-            # Under way while the moments are merged.
-            load_chunk(x, held, row, first, end, threads, unroll, vector)
-            take_origin(origin, x, None, row, vector, dtype)
+            chunks = T.ceildiv(part_vectors, plan.chunk_vectors)
+            first = part * part_vectors + (chunks - 1) * plan.chunk_vectors + thread
+            end = T.min((part + 1) * part_vectors, plan.vectors)
             if has_weight or has_bias:
                 group = T.truncmod(row, groups_of(all_channels, channels))
-            merge_parts(moments, partials, row, parts, chunks * plan.chunk_vectors, slots, plan)
+            # Under way while the moments are merged.
+            load(held, scale, shift, x, weight, bias, row, group, first, end)
+            take_origin(origin, x, None, row, vector, dtype)
+            merge_parts(moments, partials, row, parts, part_vectors, slots, plan)
             mean = moments[1]
             inverse_deviation = T.rsqrt(moments[2] * (1.0 / n) + eps)
 
             for turn in T.serial(chunks):
-                for step in T.unroll(unroll):
-                    if first + step * threads < end:
-                        column = (first + step * threads) * vector
-                        if has_weight:
-                            load_affine(scale, step * width, weight, group, column, vector, channels, spatial)
-                        if has_bias:
-                            load_affine(shift, step * width, bias, group, column, vector, channels, spatial)
                 for step in T.unroll(unroll):
                     if first + step * threads < end:
                         for j in T.unroll(vector):
@@ -172,7 +168,7 @@ def group_norm_split_apply(
                         )  # fmt: skip
                 first = first - plan.chunk_vectors
                 if turn + 1 < chunks:
-                    load_chunk(x, held, row, first, end, threads, unroll, vector)
+                    load(held, scale, shift, x, weight, bias, row, group, first, end)
             if keeps_statistics and (part == 0) and (thread == 0):
                 statistics[0, row] = origin[0] + mean
                 statistics[1, row] = moments[2] * (1.0 / max(n - 1, 1))
