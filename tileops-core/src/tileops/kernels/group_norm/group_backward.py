@@ -74,14 +74,12 @@ def build_held(facts: GroupBackward, arch: int) -> Callable[..., Gradients]:
         A function of the gradient, x and weight (or None), as the interface has them.
     """
     # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
-    from tileops.kernels.compiled_program import compile_program
     from tileops.kernels.group_norm.held_backward_program import group_norm_held_backward
 
     plan = held_backward_plan(facts.channels, facts.spatial, facts.dtype)
     assert plan is not None, "refusal() refuses such rows"
-    program = group_norm_held_backward(plan, facts.dtype, facts.weight_dtype, facts.need)
     built: list[Any] = compiled_together(
-        lambda: compile_program(program, arch),
+        lambda: group_norm_held_backward(plan, facts.dtype, facts.weight_dtype, facts.need, arch),
         lambda: build_sums(facts, arch),
     )
     launch, add_samples = built

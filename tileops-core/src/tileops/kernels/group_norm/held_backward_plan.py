@@ -1,4 +1,4 @@
-"""How one block holds x and the gradient of a group: whole warps of it take each channel, or each warp takes several."""
+"""How a block or a cluster holds x and the gradient of a group: whole warps take a channel, or a warp takes several."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ MOST_HELD: Final = 64
 WORKING_REGISTERS: Final = 38
 """Registers beside them: addresses, unpacked values, sums."""
 
+MOST_REGISTERS: Final = 248
+"""Registers of one thread, on every architecture served, in the eights in which they are given out."""
+
 THREADS_OF_SHORT_ROWS: Final = 128
 """Threads of a block that takes several rows."""
 
 
 class HeldBackwardPlan(NamedTuple):
-    """A channel is shared out among `warps_per_channel`, `steps` vectors a lane; or a warp takes `channels_per_warp`."""
+    """A channel is shared out among `warps_per_channel`, or a warp takes `channels_per_warp`; of `blocks` blocks a row."""
 
     channels: int
     spatial: int
@@ -42,6 +45,7 @@ class HeldBackwardPlan(NamedTuple):
     words: int
     warps_per_channel: int
     channels_per_warp: int
+    blocks: int
 
     @property
     def vectors(self) -> int:
@@ -55,8 +59,13 @@ class HeldBackwardPlan(NamedTuple):
 
     @property
     def warps(self) -> int:
-        """Warps of a row."""
-        return ceil_div(self.channels, self.channels_per_warp) * self.warps_per_channel
+        """Warps of a row in one block."""
+        return ceil_div(ceil_div(self.channels, self.channels_per_warp) * self.warps_per_channel, self.blocks)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all blocks have as many warps."""
+        return self.warps * self.blocks == ceil_div(self.channels, self.channels_per_warp) * self.warps_per_channel
 
     @property
     def slots(self) -> int:
@@ -66,7 +75,7 @@ class HeldBackwardPlan(NamedTuple):
     @property
     def rows_per_block(self) -> int:
         """Rows of one block."""
-        return max(1, THREADS_OF_SHORT_ROWS // (WARP * self.warps))
+        return max(1, THREADS_OF_SHORT_ROWS // (WARP * self.warps)) if self.blocks == 1 else 1
 
     @property
     def threads(self) -> int:
@@ -79,20 +88,31 @@ class HeldBackwardPlan(NamedTuple):
         return 2 * self.words * self.steps * self.channels_per_warp
 
     @property
-    def blocks_per_sm(self) -> int:
-        """Blocks that fit an SM; 0 where one does not."""
-        by_registers = REGISTERS_PER_SM // ((self.held_registers + WORKING_REGISTERS) * self.threads)
-        return min(THREADS_PER_SM // self.threads, by_registers) if self.threads <= MOST_THREADS else 0
+    def registers(self) -> int:
+        """Registers that a thread may take, by which blocks share an SM as far as held and working ones allow."""
+        needed = (self.held_registers + WORKING_REGISTERS) * self.threads
+        blocks = max(1, min(THREADS_PER_SM // self.threads, REGISTERS_PER_SM // needed))
+        return min(MOST_REGISTERS, REGISTERS_PER_SM // (blocks * self.threads) // 8 * 8)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a thread has registers for its part, beside those that it works with."""
+        needed = self.held_registers + WORKING_REGISTERS
+        return self.threads <= MOST_THREADS and needed <= min(MOST_REGISTERS, REGISTERS_PER_SM // self.threads)
 
 
-def held_backward_plan(channels: int, spatial: int, dtype: torch.dtype) -> HeldBackwardPlan | None:
-    """The fewest threads that hold a row with `ENOUGH_HELD` registers each, else the most that can; None where none can."""
+def held_backward_plan(channels: int, spatial: int, dtype: torch.dtype, blocks: int = 1) -> HeldBackwardPlan | None:
+    """The fewest threads that hold a row with `ENOUGH_HELD` registers each, else the most that can; None where none can.
+
+    The warps of a row are the same in each of the `blocks`.
+    """
     vector = vector_elements(spatial, dtype)
-    facts = (channels, spatial, vector, vector_words(vector, dtype))
     if spatial // vector < LEAST_VECTORS:
         return None
-    shares = [(1, together) for together in (8, 4, 2) if together <= channels] + [(share, 1) for share in range(1, WARP + 1)]
-    plans = [HeldBackwardPlan(*facts, share, together) for share, together in shares]
-    fitting = [plan for plan in plans if plan.blocks_per_sm and plan.held_registers <= MOST_HELD]
+    facts = (channels, spatial, vector, vector_words(vector, dtype))
+    shares = [(1, together) for together in (8, 4, 2) if together <= channels]
+    shares += [(share, 1) for share in range(1, WARP * blocks + 1)]
+    plans = [HeldBackwardPlan(*facts, *share, blocks) for share in shares]
+    fitting = [plan for plan in plans if plan.fits and plan.is_even and plan.held_registers <= MOST_HELD]
     enough = [plan for plan in fitting if plan.held_registers <= ENOUGH_HELD]
     return enough[0] if enough else fitting[-1] if fitting else None

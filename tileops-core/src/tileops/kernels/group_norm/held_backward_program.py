@@ -1,16 +1,21 @@
 # pyright: basic, reportInvalidTypeForm=false, reportCallIssue=false, reportOperatorIssue=false
-"""Group norm's backward for groups that fit in the registers of one block: x and the gradient are read once.
+"""Group norm's backward for groups that fit in the registers of a block or of a cluster: x and gradient are read once.
 
 A warp keeps to one channel at a time, so the sums over a channel, which the gradients of weight and bias want, are
-sums over its lanes. Those over the group follow from them behind a single barrier.
+sums over its lanes. Every warp puts its sums into the shared memory of all blocks that share the row; behind a single
+barrier all else follows from them.
+
+TileLang places no barriers in such a program; the one that it needs is written here.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import tilelang.language as T
 import torch
 
-from tileops.kernels.compiled_program import traced
+from tileops.kernels.batch_norm.held_channel_program import clusters
+from tileops.kernels.compiled_program import compile_sized_program, traced
 from tileops.kernels.group_norm.group_row_program import affine_shape, affine_type, groups_of, load_affine, take_first
 from tileops.kernels.group_norm.held_backward_plan import HeldBackwardPlan
 from tileops.kernels.row_plan import ceil_div
@@ -23,11 +28,11 @@ SUMS = 4
 
 
 def group_norm_held_backward(
-    plan: HeldBackwardPlan, dtype: torch.dtype, weight_dtype: torch.dtype | None, need: tuple[bool, bool, bool]
-) -> Any:
-    """What `group_norm_split_gradients` computes, in one launch.
+    plan: HeldBackwardPlan, dtype: torch.dtype, weight_dtype: torch.dtype | None, need: tuple[bool, bool, bool], arch: int
+) -> Callable[..., Any]:
+    """Compile what `group_norm_split_gradients` computes, in one launch.
 
-    The program takes grad (rows, n), x (rows, n), weight (all channels) or None, grad_x (rows, n) or None, added
+    It takes grad (rows, n), x (rows, n), weight (all channels) or None, grad_x (rows, n) or None, added
     (sums wanted, rows, channels) or None, and eps.
     """
     channels, spatial, vector, share = plan.channels, plan.spatial, plan.vector, plan.warps_per_channel
@@ -39,6 +44,7 @@ def group_norm_held_backward(
     packed = dtype.itemsize < 4 and vector > 1
     steps, together = tuple(range(plan.steps)), tuple(range(plan.channels_per_warp))
     turns = tuple(range(ceil_div(plan.slots, WARP)))
+    mine_shape = (plan.warps, len(together), SUMS) if plan.blocks > 1 else (1, 1, 1)
     rows = T.dynamic("rows")
     all_channels = T.dynamic("all_channels") if has_weight else channels
 
@@ -114,7 +120,7 @@ def group_norm_held_backward(
         totals[1] = squares[0]
 
     @traced(T.prim_func)
-    def group_norm_held_backward(
+    def main(
         grad: T.Tensor((rows, n), element),
         x: T.Tensor((rows, n), element),
         weight: T.Tensor(affine_shape(weight_dtype if of_x else None, all_channels), affine_type(weight_dtype)),
@@ -122,8 +128,9 @@ def group_norm_held_backward(
         added: T.Tensor((max(kept, 1), rows, channels), "float32"),
         eps: T.float32,
     ):
-        with T.Kernel(T.ceildiv(rows, plan.rows_per_block), threads=plan.threads) as block:
-            T.annotate_min_blocks_per_sm(plan.blocks_per_sm)
+        with clusters(T.ceildiv(rows, plan.rows_per_block), plan.blocks, plan.rows_per_block * plan.warps) as block:
+            if plan.blocks > 1:
+                T.cluster_arrive_relaxed()
             held_x = T.alloc_local((len(together) * elements,), element)
             held_grad = T.alloc_local((len(together) * elements,), element)
             result = T.alloc_local((vector,), element)
@@ -133,15 +140,17 @@ def group_norm_held_backward(
             scale_of_slot = T.alloc_local((len(turns),), "float32")
             of_channel = T.alloc_local((1,), affine_type(weight_dtype))
             slots = T.alloc_shared((plan.rows_per_block * plan.slots, SUMS), "float32")
+            mine = T.alloc_shared(mine_shape, "float32")
             group = T.alloc_var("int32")
-            thread = T.get_thread_binding()
-            lane = thread % WARP
-            row_of_block = thread // (plan.warps * WARP)
-            warp = thread // WARP - row_of_block * plan.warps
+            lane = T.get_thread_binding(0)
+            row_of_block = T.truncdiv(T.get_thread_binding(1), plan.warps)
+            # Among the warps of the row.
+            warp = T.truncmod(T.get_thread_binding(1), plan.warps) + T.truncmod(block, plan.blocks) * plan.warps
             part = T.truncmod(warp, share)
             first_channel = T.truncdiv(warp, share) * len(together)
             # A warp past the last row reads it again: it meets the others at the barrier.
-            row = T.min(block * plan.rows_per_block + row_of_block, rows - 1)
+            place_of_row = T.truncdiv(block, plan.blocks) * plan.rows_per_block + row_of_block
+            row = T.min(place_of_row, rows - 1)
 
             for k in together:
                 if first_channel + k < channels:
@@ -164,14 +173,26 @@ def group_norm_held_backward(
                     load_affine(of_channel, 0, weight, group, T.truncdiv(turn * WARP + lane, share), 1, channels, 1)
                     scale_of_slot[turn] = T.cast(of_channel[0], "float32")
 
+            if plan.blocks > 1:
+                T.cluster_wait()  # no block may write into one that has not started
             for k in together:
                 if first_channel + k < channels:
                     sum_part(totals, held_x, held_grad, origin, k * elements, part, lane)
-                    if lane == 0:
-                        slot = row_of_block * plan.slots + (first_channel + k) * share + part
+                    slot = row_of_block * plan.slots + (first_channel + k) * share + part
+                    if plan.blocks > 1:
+                        # Every lane writes the same, and reads back what it wrote itself.
                         for i in T.unroll(SUMS):
-                            slots[slot, i] = totals[i]
-            T.sync_threads()
+                            mine[T.get_thread_binding(1), k, i] = totals[i]
+                        for other in list(range(plan.blocks)):
+                            T.copy_cluster(mine[T.get_thread_binding(1), k, :], slots[slot, :], dst_block=other)
+                    else:
+                        if lane == 0:
+                            for i in T.unroll(SUMS):
+                                slots[slot, i] = totals[i]
+            if plan.blocks > 1:
+                T.cluster_sync()
+            else:
+                T.sync_threads()
             merge_parts(totals, slots, row_of_block * plan.slots, scale_of_slot, lane)
             mean = T.alloc_var("float32")
             mean = totals[0] * (1.0 / n)
@@ -182,7 +203,7 @@ def group_norm_held_backward(
             along = T.alloc_var("float32")
             along = (totals[3] - mean * totals[2]) * invstd * (1.0 / n)
 
-            if block * plan.rows_per_block + row_of_block < rows:
+            if place_of_row < rows:
                 if of_x:
                     for k in together:
                         if first_channel + k < channels:
@@ -196,8 +217,8 @@ def group_norm_held_backward(
                                     column = (first_channel + k) * spatial + place(step, part, lane) * vector
                                     store_row_at(grad_x, row, column, result, 0, vector)
                 if kept:
-                    for turn in T.serial(ceil_div(channels, plan.warps * WARP)):
-                        channel = turn * (plan.warps * WARP) + warp * WARP + lane
+                    for turn in T.serial(ceil_div(channels, plan.blocks * plan.warps * WARP)):
+                        channel = (turn * (plan.blocks * plan.warps) + warp) * WARP + lane
                         if channel < channels:
                             for i in T.unroll(2):
                                 totals[2 + i] = 0.0
@@ -210,4 +231,4 @@ def group_norm_held_backward(
                             if of_bias:
                                 added[kept - 1, row, channel] = totals[2]
 
-    return group_norm_held_backward
+    return compile_sized_program(main, arch, plan.registers)
