@@ -9,6 +9,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 RUN := .venv/bin
 SOURCES := tileops-core tileops-backend-example tests tools conftest.py
+# A page's blocks share a namespace, so a file stays on one worker. Eight are enough: each imports torch.
+WORKERS := -n auto --maxprocesses 8 --dist loadfile
 STAGES := format lint types imports wheels budgets
 
 .PHONY: demo test gpu check fix bench environment $(STAGES)
@@ -17,7 +19,7 @@ demo: environment
 	@$(RUN)/tileops demo
 
 test: environment
-	@$(RUN)/python -m pytest -q
+	@$(RUN)/python -m pytest -q $(WORKERS)
 
 gpu: environment
 	@$(RUN)/python -m pytest -q -m gpu

@@ -40,6 +40,7 @@ else:  # pytest brings it along
     import tomli as tomllib
 
 ROOT = Path(__file__).parent
+os.environ["TILEOPS_CACHE_DIR"] = ""  # what was tuned on this machine is no part of any test
 OPTIONS = doctest.ELLIPSIS
 FILE_NAME = re.compile(r"# (?P<path>[\w./-]+\.(?:py|toml))\n")
 TRAILING_SPACE = re.compile(r"[ \t]+$", re.MULTILINE)
@@ -160,6 +161,8 @@ def begin_page(namespace: dict[str, Any]) -> None:
     stack = contextlib.ExitStack()
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tileops-page-")))
     stack.enter_context(library_state())
+    stack.callback(os.environ.__setitem__, "TILEOPS_CACHE_DIR", "")
+    os.environ["TILEOPS_CACHE_DIR"] = str(folder / "cache")
     stack.callback(setattr, sys, "dont_write_bytecode", sys.dont_write_bytecode)
     sys.dont_write_bytecode = True  # a file that is written again within a second would be read from its cache
     sys.path.insert(0, str(folder))

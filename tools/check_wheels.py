@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROJECTS = ("tileops-core", "tileops-backend-example")
 TEMPLATE = "tileops/cli/backend_template/"
+WORKERS = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
 TESTS = ("tests/core", "tests/ops", "tileops-backend-example/tests")
 
 
@@ -123,7 +124,7 @@ def run_tests(python: Path, folder: Path) -> None:
     for path in ("pyproject.toml", "tests/conftest.py"):
         shutil.copy(ROOT / path, folder / path)
     environment = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
-    subprocess.run([python, "-m", "pytest", "-q", *TESTS], cwd=folder, check=True, env=environment)
+    subprocess.run([python, "-m", "pytest", "-q", *WORKERS, *TESTS], cwd=folder, check=True, env=environment)
 
 
 if __name__ == "__main__":

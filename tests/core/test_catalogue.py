@@ -57,6 +57,8 @@ def test_the_nearest_name_is_what_was_probably_meant(written: str, near: str | N
 @pytest.mark.parametrize("module", [tileops, backend, functional, nn, norm, ops,
                                     importlib.import_module("tileops.kernels.fused_add_layer_norm"),
                                     importlib.import_module("tileops.kernels.fused_add_rms_norm"),
+                                    importlib.import_module("tileops.kernels.group_norm"),
+                                    importlib.import_module("tileops.kernels.instance_norm"),
                                     importlib.import_module("tileops.kernels.layer_norm"),
                                     importlib.import_module("tileops.kernels.rms_norm")], ids=lambda m: m.__name__)  # fmt: skip
 def test_every_public_name_resolves_and_is_listed(module: Any) -> None:

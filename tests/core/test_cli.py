@@ -176,6 +176,15 @@ def test_named_tensors_are_read_by_name_and_every_result_is_written(kind: str, t
     torch.testing.assert_close(written["running_mean"], 0.5 * tensors["x"].mean(dim=(0, 2)))
 
 
+def test_an_op_whose_kernel_takes_some_of_its_tensors_is_compared_with_the_reference(tmp_path: Path) -> None:
+    path, out = tmp_path / "in.npz", tmp_path / "out.npy"
+    np.savez(path, x=np.arange(24, dtype=np.float32).reshape(2, 3, 4), bias=np.full(3, 7, dtype=np.float32))
+    done = run("run", "InstanceNormFwdOp", "--input", path, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "largest error against the reference in float64" in done.stdout
+    assert np.load(out).mean() == pytest.approx(7)
+
+
 def test_several_files_are_the_ops_tensors_in_order(row: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "w.npy", np.full(64, 2, dtype=np.float32))
     out = tmp_path / "y.npy"

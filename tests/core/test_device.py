@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import types
 from typing import Any
 
@@ -13,6 +14,7 @@ from tileops.device import (
     KNOWN_BOARDS,
     DeviceFacts,
     device_facts,
+    device_name,
     known_board,
     made_current,
     set_facts_readers,
@@ -201,6 +203,19 @@ def test_kernels_are_built_with_the_calls_device_current(fake: Any, monkeypatch:
     fake.op({"a": fake.kernel(devices=("cuda",), entry=entry)})().kernel_for("fake", fake.call(device="cuda:1"))
     assert seen == ["cuda:1"]
     assert current == ["cuda:0"]
+
+
+def test_a_device_is_called_what_its_driver_calls_it_and_a_cpu_by_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA H200 MIG {device.index}g")
+    assert device_name(torch.device("cuda", 1)) == "NVIDIA H200 MIG 1g"
+    monkeypatch.setattr(device, "_cpu_model", lambda: "EPYC")
+    assert device_name(torch.device("cpu")) == f"EPYC, {os.cpu_count()} cores"
+
+
+def test_a_device_whose_driver_does_not_answer_is_called_by_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: 1 // 0)
+    assert device_name(CUDA) == "cuda"
+    assert device_name(torch.device("xla", 0)) == "xla"
 
 
 def test_nothing_has_to_be_current_for_the_cpu() -> None:

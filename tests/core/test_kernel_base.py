@@ -8,7 +8,8 @@ import pytest
 import torch
 from tileops import IN_TREE, DeclarationError, Kernel, KernelInterface, at_least
 from tileops.device import DeviceFacts
-from tileops.kernels.kernel_base import available, check_kernel_class
+from tileops.kernels.declarations import check_kernel_class
+from tileops.kernels.kernel_base import available
 from tileops.verdict import Answer, Owner
 
 

@@ -778,6 +778,8 @@ def test_an_op_may_have_no_kernel_at_all(fake: Any) -> None:
         tileops.RMSNormFwdOp(8),
         tileops.BatchNormFwdOp(True, 0.2),
         tileops.FusedAddLayerNormFwdOp(1e-3),
+        tileops.GroupNormFwdOp(4),
+        tileops.InstanceNormFwdOp(use_input_stats=False),
     ],
     ids=repr,
 )

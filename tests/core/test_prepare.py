@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 import multiprocessing
 import pickle
 import sys
@@ -16,7 +17,14 @@ import tileops
 import torch
 from tileops.backend import register_kernel_type, unregister_kernel_type
 from tileops.kernels.layer_norm import LayerNorm, LayerNormCall
-from tileops.norm import BatchNormFwdOp, FusedAddRMSNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+from tileops.norm import (
+    BatchNormFwdOp,
+    FusedAddRMSNormFwdOp,
+    GroupNormFwdOp,
+    InstanceNormFwdOp,
+    LayerNormFwdOp,
+    RMSNormFwdOp,
+)
 from tileops.ops import entries, op_base, progress, target_kernels
 from tileops.record import key_of
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -54,8 +62,10 @@ def test_a_call_is_prepared_by_its_spec_too() -> None:
         (FusedAddRMSNormFwdOp(), lambda: (torch.empty(3, 40), torch.empty(3, 40), torch.empty(40))),
         (BatchNormFwdOp(training=True), lambda: (torch.empty(3, 4, 5), torch.empty(4), torch.empty(4))),
         (BatchNormFwdOp(), lambda: (torch.empty(3, 4, 5), torch.empty(4), torch.empty(4))),
+        (GroupNormFwdOp(2), lambda: (torch.empty(3, 4), torch.empty(4))),
+        (InstanceNormFwdOp(), lambda: (torch.empty(3, 4, 5), torch.empty(4), torch.empty(4))),
     ],
-    ids=["layer", "rms", "fused", "train", "infer"],
+    ids=["layer", "rms", "fused", "train", "infer", "group", "instance"],
 )
 def test_fake_and_meta_tensors_prepare_what_real_ones_run(op: Any, arguments: Any) -> None:
     real = op.prepare(*arguments())
@@ -129,6 +139,26 @@ def test_progress_is_silenced_by_a_variable_and_away_from_a_terminal(monkeypatch
     with progress.showing_build("row"):
         pass
     assert quiet.getvalue() == file.getvalue() == ""
+
+
+def test_a_compiler_that_tells_what_it_does_is_not_heard_and_its_warnings_are(
+    fake: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiles, caches = (logging.getLogger(f"tilelang.{name}") for name in ("jit.kernel", "cache.kernel_cache"))
+
+    def tell(cls: Any, call: Any) -> Any:
+        def factory() -> Any:
+            compiles.info("it begins")
+            caches.warning("it has that already")
+            compiles.warning("it is not sure")
+            return cls(call)
+
+        return call, factory
+
+    with caplog.at_level(logging.INFO, "tilelang"):
+        fake.op({"row": fake.kernel(entry=tell)})().prepare("fake", fake.call())
+        caches.warning("somebody else compiles")
+    assert caplog.messages == ["it is not sure", "somebody else compiles"]
 
 
 # ------------------------------------------------------------------------------------- threads and processes

@@ -349,6 +349,16 @@ momentum, float eps, str? target=None) -> (Tensor, Tensor, Tensor)
 fused_add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps, str? target=None) -> \
 (Tensor, Tensor)
 fused_add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, str? target=None) -> (Tensor, Tensor)
+group_norm(Tensor x, Tensor? weight, Tensor? bias, SymInt num_groups, float eps, str? target=None) -> Tensor
+group_norm_backward(Tensor grad, Tensor x, Tensor? weight, SymInt num_groups, float eps, bool[] need, ScalarType? \
+bias_dtype, str? target=None) -> (Tensor, Tensor, Tensor)
+instance_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, str? target=None) -> Tensor
+instance_norm_backward(Tensor grad, Tensor x, Tensor? mean, Tensor? invstd, Tensor? weight, bool use_input_stats, \
+float eps, bool[] need, ScalarType? bias_dtype, str? target=None) -> (Tensor, Tensor, Tensor)
+instance_norm_infer(Tensor x, Tensor? running_mean, Tensor? running_var, Tensor? weight, Tensor? bias, float eps, str? \
+target=None) -> Tensor
+instance_norm_train(Tensor x, Tensor(b!)? running_mean, Tensor(c!)? running_var, Tensor? weight, Tensor? bias, float \
+momentum, float eps, str? target=None) -> Tensor
 layer_norm(Tensor x, Tensor? weight, Tensor? bias, SymInt[] normalized_shape, float eps, str? target=None) -> Tensor
 layer_norm_backward(Tensor grad, Tensor x, Tensor? weight, SymInt[] normalized_shape, float eps, bool[] need, \
 ScalarType? bias_dtype, str? target=None) -> (Tensor, Tensor, Tensor)
@@ -386,6 +396,12 @@ CHECKED: list[tuple[str, tuple[Any, ...]]] = [
     ("batch_norm_train", (X, *statistics(), W, B, 0.1, 1e-5)),
     ("batch_norm_train", (X, None, None, None, None, 0.1, 1e-5)),
     ("batch_norm_train", (X, torch.zeros(128)[::2], torch.ones(128)[::2], W, B, 0.1, 1e-5)),
+    ("group_norm", (wanted(channels_last(2, 64, 3, 4)), wanted(W), B, 8, 1e-5)),
+    ("group_norm", (X.bfloat16().t().contiguous().t(), None, B, 64, 1e-5)),
+    ("instance_norm", (wanted(channels_last(2, 64, 3, 4)), wanted(W), None, 1e-5)),
+    ("instance_norm", (X[..., None].expand(-1, -1, 3), None, B, 1e-5)),
+    ("instance_norm_train", (wanted(channels_last(2, 64, 3, 4)), *statistics(), wanted(W), wanted(B), 0.1, 1e-5)),
+    ("instance_norm_infer", (wanted(X), *statistics(), W, wanted(B), 1e-5)),
     ("_layer_norm", (X, W, B, [64], 1e-5)),
     ("_batch_norm_train", (X, *statistics(), W, B, 0.1, 1e-5)),
     ("layer_norm", (wanted(X), wanted(W), wanted(B), [64], 1e-5)),
@@ -397,6 +413,8 @@ CHECKED: list[tuple[str, tuple[Any, ...]]] = [
     ("layer_norm_backward", (X, X, W, [64], 1e-5, [True, False, True], torch.float32)),
     ("layer_norm_backward", (X, wanted(X), W, [64], 1e-5, [False, True, False], None)),
     ("_rms_norm_backward", (X, X, None, [64], 1e-6, [True, True])),
+    ("group_norm_backward", (torch.randn(2, 64, 3, 4), channels_last(2, 64, 3, 4), W, 8, 1e-5, [True] * 3, None)),
+    ("instance_norm_backward", (X, wanted(X), W, B.exp(), W, False, 1e-5, [True, False, True], None)),
     ("batch_norm_backward", (X, X, W, B.exp(), W, True, [True, True, True], None)),
     (
         "batch_norm_backward",
@@ -413,6 +431,17 @@ def test_opcheck_finds_nothing(name: str, arguments: tuple[Any, ...], monkeypatc
     if arguments[0].dim() == 2 and [8, 64] in arguments:
         arguments = (arguments[0], torch.ones(8, 64), *arguments[2:])
     torch.library.opcheck(getattr(torch.ops.tileops, name).default, arguments)
+
+
+def test_a_call_goes_to_the_torch_op_that_takes_its_tensors() -> None:
+    x, mean, variance = X.reshape(2, 64, -1), *statistics()
+    with SeenOps() as mode:
+        y = tileops.InstanceNormFwdOp()(x, None, None, W, B)
+        tileops.InstanceNormFwdOp()(x, mean, variance, W)
+        tileops.InstanceNormFwdOp(use_input_stats=False)(x, mean, variance)
+    assert mode.seen == [f"tileops._instance_norm{suffix}.default" for suffix in ("", "_train", "_infer")]
+    torch.testing.assert_close(y, F.instance_norm(x, weight=W, bias=B))
+    assert min(mean._version, variance._version) > 0
 
 
 def test_training_bumps_the_versions_of_what_it_writes_on_both_paths() -> None:
@@ -490,6 +519,7 @@ def test_this_torch_has_the_private_names_outside_its_c_module() -> None:
         ("tileops.ops.norm.rms_norm", "RMSNormFwdOp", "rms_norm"),
         ("tileops.ops.norm.fused_add_rms_norm", "FusedAddRMSNormFwdOp", "fused_add_rms_norm"),
         ("tileops.ops.norm.batch_norm", "BatchNormFwdOp", "batch_norm"),
+        ("tileops.ops.norm.instance_norm_backward", "InstanceNormBwdOp", "instance_norm_backward"),
         ("acme.ops.rows", "RowFwdOp", "acme__RowFwdOp"),
         ("acme", "Outer.RowOp", "acme__Outer_RowOp"),
         ("acme", "make.<locals>.RowOp", "acme__make_locals_RowOp"),

@@ -92,6 +92,29 @@ def test_an_empty_batch_leaves_the_running_statistics(ranks: Ranks) -> None:
     ranks.run("an_empty_batch")
 
 
+# ------------------------------------------------------------------------------------------ group and instance norm
+
+
+@pytest.mark.parametrize(("name", "running"), [("group_norm", ""), ("instance_norm", ""), ("instance_norm", "by")])
+@pytest.mark.parametrize("shape", [(8, 4, 6), (5, 4, 2, 3), (1, 4, 3)], ids=str)
+def test_samples_stay_where_they_are_forward_and_backward(ranks: Ranks, name: str, running: str, shape: Any) -> None:
+    for moved in ranks.run("sample_norm", name, shape, "S0", running=running):
+        assert moved["forward"] == moved["backward"] == NOTHING
+        assert moved["y"] == moved["grad"] == "(Shard(dim=0),)"
+
+
+@pytest.mark.parametrize("shape", [(8, 4, 6), (5, 4, 2, 3), (1, 4, 3)], ids=str)
+def test_running_statistics_are_those_of_the_samples_of_all_processes(ranks: Ranks, shape: Any) -> None:
+    for moved in ranks.run("sample_norm", "instance_norm", shape, "S0", running="moved"):
+        assert (moved["forward"], moved["backward"]) == ({"all_reduce": 1}, NOTHING)
+
+
+@pytest.mark.parametrize("placement", ["S1", "S2", "R", "P"])
+@pytest.mark.parametrize(("name", "running"), [("group_norm", ""), ("instance_norm", "moved"), ("instance_norm", "by")])
+def test_samples_are_right_wherever_they_are(ranks: Ranks, name: str, running: str, placement: str) -> None:
+    ranks.run("sample_norm", name, (6, 4, 9), placement, running=running)
+
+
 # ---------------------------------------------------------------------------------------------------------- models
 
 
@@ -124,6 +147,7 @@ def test_a_model_with_our_norms_trains_as_with_torchs(ranks: Ranks, how: str) ->
         ("plain x", "x is a plain tensor and weight a DTensor; place both on one mesh: distribute_tensor(x, mesh)"),
         ("another mesh", "; place both on one mesh"),
         ("sharded statistics", "running_mean is written, and placed as (Shard(dim=0),); every process must hold all"),
+        ("sharded statistics of instances", "running_mean is written, and placed as (Shard(dim=0),)"),
         ("one value", "x has shape (1, 4): one value per channel, which has no variance"),
         ("another shape", "weight has shape (3,); it must have (4,)"),
     ],

@@ -65,6 +65,25 @@ def test_batch_norm_takes_the_batchs_statistics_where_there_are_no_running_ones(
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_group_norm_agrees_with_torch(dtype: torch.dtype) -> None:
+    x, weight, bias = drawn(6, 4, 5, dtype=dtype), drawn(4, dtype=dtype), drawn(4, dtype=dtype)
+    torch.testing.assert_close(functional.group_norm(x, 2, weight, bias, 1e-3), F.group_norm(x, 2, weight, bias, 1e-3))
+    torch.testing.assert_close(functional.group_norm(x, 4, bias=bias), F.group_norm(x, 4, bias=bias))
+
+
+@pytest.mark.parametrize("by_input", [False, True])
+@pytest.mark.parametrize("shape", [(6, 4, 5), (2, 4, 3, 5)], ids=str)
+def test_instance_norm_agrees_with_torch_and_writes_the_same_statistics(shape: Any, by_input: bool) -> None:
+    results = []
+    for module in (functional, F):
+        mean, variance = drawn(4), drawn(4).abs() + 0.5
+        y = module.instance_norm(drawn(*shape), mean, variance, drawn(4), drawn(4), by_input, 0.25, 1e-3)
+        results.append((y, mean, variance))
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(functional.instance_norm(drawn(*shape)), F.instance_norm(drawn(*shape)))
+
+
 X = torch.ones(6, 4)
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("layer_norm", {"normalized_shape": (5,)}, r"x has shape \(6, 4\); its trailing axes must be \(5,\)"),
@@ -77,6 +96,11 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("batch_norm", {"running_mean": None, "running_var": None}, r"in inference both are needed"),
     ("batch_norm", {"running_mean": X[0], "running_var": None}, r"running_mean is given without running_var"),
     ("batch_norm", {"running_mean": X[0], "running_var": X[0], "momentum": None}, r"momentum is None"),
+    ("group_norm", {"num_groups": 3}, r"x has 4 channels; they must divide evenly into num_groups, which is 3"),
+    ("group_norm", {"num_groups": -1}, r"num_groups is -1; it must be a number of groups"),
+    ("group_norm", {"num_groups": 2, "weight": X}, r"weight has shape \(6, 4\); it must have \(4,\)"),
+    ("instance_norm", {}, r"x has shape \(6, 4\): one element of space, which has no variance"),
+    ("instance_norm", {"use_input_stats": False}, r"without input statistics both are needed"),
 ]
 
 
@@ -112,7 +136,8 @@ def test_nothing_keeps_the_tensors_of_a_call() -> None:
 
 
 def all_of_them(x: Tensor) -> Tensor:
-    y = functional.layer_norm(x, [64]) + functional.rms_norm(x, x.shape[-1:])
+    y = functional.layer_norm(x, [64]) + functional.rms_norm(x, x.shape[-1:]) + functional.group_norm(x, 4)
+    y = y + functional.instance_norm(x.t()[None])[0].t()
     return y + functional.batch_norm(x, None, None, training=True)
 
 
@@ -137,7 +162,8 @@ def test_a_compiled_function_is_one_node_of_its_graph() -> None:
     torch.compile(all_of_them, fullgraph=True, backend=record)(drawn(6, 64))
     (graph,) = graphs
     nodes = [str(node.target) for node in graph.nodes if "tileops" in str(node.target)]
-    assert nodes == ["tileops.layer_norm.default", "tileops.rms_norm.default", "tileops.batch_norm_train.default"]
+    names = ("layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm_train")
+    assert nodes == [f"tileops.{name}.default" for name in names]
 
 
 def test_a_traced_function_takes_symbolic_sizes() -> None:

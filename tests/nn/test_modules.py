@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tileops.nn
 import torch
-from tileops import InputError
+from tileops import InputError, functional
 from tileops.ops import op_base
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -20,13 +20,25 @@ pytestmark = pytest.mark.usefixtures("backends")
 
 BATCH_NORMS = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 ROW_NORMS = ["LayerNorm", "RMSNorm"]
-SHAPES = {"BatchNorm1d": (6, 4, 5), "BatchNorm2d": (6, 4, 3, 5), "BatchNorm3d": (6, 4, 2, 3, 2)}
+INSTANCE_NORMS = ["InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"]
+SHAPES = {
+    **{f"{kind}Norm1d": (6, 4, 5) for kind in ("Batch", "Instance")},
+    **{f"{kind}Norm2d": (6, 4, 3, 5) for kind in ("Batch", "Instance")},
+    **{f"{kind}Norm3d": (6, 4, 2, 3, 2) for kind in ("Batch", "Instance")},
+    "GroupNorm": (6, 4, 3, 5),
+}
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "LayerNorm": [{}, {"eps": 1e-3}, {"bias": False}, {"elementwise_affine": False}, {"dtype": torch.float64}],
     "RMSNorm": [{}, {"eps": 1e-3}, {"elementwise_affine": False}, {"dtype": torch.float64}],
     **dict.fromkeys(
         BATCH_NORMS,
         [{}, {"eps": 1e-3}, {"momentum": 0.5}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}],
+    ),
+    "GroupNorm": [{}, {"eps": 1e-3}, {"affine": False}, {"dtype": torch.float64}],
+    **dict.fromkeys(
+        INSTANCE_NORMS,
+        [{}, {"affine": True}, {"affine": True, "eps": 1e-3}]
+        + [{"track_running_stats": True, "momentum": momentum} for momentum in (0.5, None)],
     ),
 }
 CASES = [(name, options) for name, all_options in OPTIONS.items() for options in all_options]
@@ -36,9 +48,16 @@ def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 + 3).to(dtype)
 
 
+def made(name: str, **options: Any) -> tuple[Any, Any]:
+    """Our module and torch's, of four channels, in two groups."""
+    sizes = (2, 4) if name == "GroupNorm" else (4,)
+    ours, theirs = (getattr(module, name)(*sizes, **options) for module in (tileops.nn, nn))
+    return ours, theirs
+
+
 def pair(name: str, **options: Any) -> tuple[Any, Any]:
-    """Our module and torch's, with equal parameters that are not the initial ones."""
-    ours, theirs = (getattr(module, name)(4, **options) for module in (tileops.nn, nn))
+    """Both with equal parameters that are not the initial ones."""
+    ours, theirs = made(name, **options)
     for seed, parameter in enumerate(theirs.parameters()):
         parameter.data.copy_(drawn(4, seed=seed))
     ours.load_state_dict(theirs.state_dict())
@@ -51,7 +70,7 @@ def taken(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_a_module_has_torchs_constructor_state_dict_repr_and_class(name: str, options: dict[str, Any]) -> None:
-    ours, theirs = (getattr(module, name)(4, **options) for module in (tileops.nn, nn))
+    ours, theirs = made(name, **options)
     assert isinstance(ours, type(theirs))
     assert inspect.signature(type(ours)) == inspect.signature(type(theirs))
     assert repr(ours) == repr(theirs)
@@ -68,9 +87,11 @@ def test_a_module_agrees_with_torchs_in_inference(name: str, options: dict[str, 
         torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
 
 
-@pytest.mark.parametrize("name", BATCH_NORMS)
-@pytest.mark.parametrize("options", OPTIONS["BatchNorm1d"], ids=str)
-def test_a_batch_norm_follows_torchs_over_many_steps(name: str, options: dict[str, Any]) -> None:
+STEPS = [(name, options) for name, options in CASES if name in (*BATCH_NORMS, *INSTANCE_NORMS)]
+
+
+@pytest.mark.parametrize(("name", "options"), STEPS, ids=str)
+def test_a_norm_with_statistics_follows_torchs_over_many_steps(name: str, options: dict[str, Any]) -> None:
     ours, theirs = pair(name, **options)
     with torch.no_grad():
         for seed in range(20):
@@ -122,7 +143,7 @@ def test_an_average_over_batches_builds_one_kernel_for_all_of_them(monkeypatch: 
     assert misses == ["batch_norm_fwd_train"]
 
 
-@pytest.mark.parametrize("name", [*ROW_NORMS, *BATCH_NORMS])
+@pytest.mark.parametrize("name", OPTIONS)
 def test_a_changed_attribute_counts_from_the_next_call_on(name: str) -> None:
     ours, theirs = pair(name)
     x = taken(name)
@@ -132,7 +153,28 @@ def test_a_changed_attribute_counts_from_the_next_call_on(name: str) -> None:
             torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
 
 
-@pytest.mark.parametrize(("name", "x"), [("BatchNorm1d", (2, 4, 3, 3)), ("BatchNorm2d", (2, 4)), ("BatchNorm3d", (2, 4, 3, 3))])  # fmt: skip
+@pytest.mark.parametrize(("name", "shape"), [("InstanceNorm1d", (4, 5)), ("InstanceNorm2d", (4, 3, 5)), ("InstanceNorm3d", (4, 2, 3, 2))])  # fmt: skip
+def test_an_instance_norm_takes_one_sample_without_a_batch_axis(name: str, shape: Any) -> None:
+    ours, theirs = pair(name, affine=True)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(drawn(*shape)), theirs(drawn(*shape)))
+
+
+def test_an_instance_norm_refuses_and_warns_of_other_channels_as_torchs_does() -> None:
+    for module in (tileops.nn, nn):
+        with pytest.raises(ValueError, match=r"to match num_features \(4\)"):
+            module.InstanceNorm1d(4, affine=True)(drawn(2, 3, 5))
+        with pytest.warns(UserWarning, match="does not match num_features"):
+            module.InstanceNorm1d(4)(drawn(2, 3, 5))
+
+
+def test_our_op_computes_what_an_instance_norm_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functional, "instance_norm", lambda x, *_: x + 7)
+    x = drawn(2, 4, 5)
+    assert torch.equal(tileops.nn.InstanceNorm1d(4)(x), x + 7)
+
+
+@pytest.mark.parametrize(("name", "x"), [("BatchNorm1d", (2, 4, 3, 3)), ("BatchNorm2d", (2, 4)), ("BatchNorm3d", (2, 4, 3, 3)), ("InstanceNorm2d", (2, 4))])  # fmt: skip
 def test_a_rank_that_torch_refuses_is_refused(name: str, x: Any) -> None:
     with pytest.raises(ValueError, match="expected .* input"):
         getattr(tileops.nn, name)(4)(torch.ones(x))
@@ -163,9 +205,11 @@ class Norms(nn.Module):
         super().__init__()
         self.layer, self.rms = tileops.nn.LayerNorm(4), tileops.nn.RMSNorm(4)
         self.batch, self.average = tileops.nn.BatchNorm1d(4), tileops.nn.BatchNorm1d(4, momentum=None)
+        self.group, self.instance = tileops.nn.GroupNorm(2, 4), tileops.nn.InstanceNorm1d(4, track_running_stats=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.average(self.batch(self.rms(self.layer(x))))
+        rows = self.group(self.average(self.batch(self.rms(self.layer(x)))))
+        return self.instance(rows.t()[None])
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")  # inductor's own use of it

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tileops import BatchNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
+from tileops import BatchNormFwdOp, GroupNormFwdOp, InstanceNormFwdOp, LayerNormFwdOp, RMSNormFwdOp
 from torch import Tensor
 
 pytestmark = [
@@ -21,11 +21,15 @@ OURS: dict[str, Any] = {
     "layer": LayerNormFwdOp(N),
     "rms": lambda x, w, b: RMSNormFwdOp(N)(x, w) + b,
     "train": lambda x, w, b: BatchNormFwdOp(training=True)(x, None, None, w, b)[0],
+    "group": GroupNormFwdOp(8),
+    "instance": lambda x, w, b: InstanceNormFwdOp()(x.t()[None], None, None, w, b)[0].t(),
 }
 THEIRS: dict[str, Any] = {
     "layer": lambda x, w, b: F.layer_norm(x, (N,), w, b),
     "rms": lambda x, w, b: F.rms_norm(x, (N,), w, 1.1920928955078125e-07) + b,  # float32's, also of float64
     "train": lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+    "group": lambda x, w, b: F.group_norm(x, 8, w, b),
+    "instance": lambda x, w, b: F.instance_norm(x.t()[None], None, None, w, b)[0].t(),
 }
 
 

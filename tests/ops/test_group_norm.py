@@ -16,6 +16,8 @@ from tileops.kernels.group_norm.interface import ROWS_CAP, sample_x
 from tileops.kernels.instance_norm import InstanceNormTrain, InstanceNormTrainCall
 from tileops.kernels.kernel_base import KernelInterface
 from tileops.ops import op_base
+from tileops.testing import Limits
+from tileops.testing.target_rules import _cases
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("backends")
@@ -96,6 +98,17 @@ def test_the_running_statistics_are_means_over_the_batch_and_the_variance_is_unb
     x, mean, variance = torch.tensor([[[0.0, 2.0]], [[10.0, 14.0]]]), torch.zeros(1), torch.zeros(1)
     InstanceNormFwdOp(momentum=1.0)(x, mean, variance)
     assert (mean.item(), variance.item()) == (6.5, 5.0)
+
+
+@pytest.mark.parametrize(
+    "op", [GroupNormFwdOp(3), InstanceNormFwdOp(), InstanceNormFwdOp(use_input_stats=False)], ids=repr
+)
+def test_a_call_made_again_gives_the_same(op: Any) -> None:
+    x, statistics = drawn(3, 6, 8), [] if isinstance(op, GroupNormFwdOp) else list(running())
+    given = [statistics] if isinstance(op, GroupNormFwdOp) or not op.use_input_stats else [statistics, [None, None]]
+    for beside in given:
+        results = [op(x, *beside, *affine()) for _ in range(4)]
+        assert all(torch.equal(results[0], one) for one in results)
 
 
 @pytest.mark.parametrize("present", ["weight", "bias", "none"])
@@ -305,6 +318,12 @@ def test_the_reference_kernels_compute_what_their_interfaces_promise(
             if result is not None:
                 relative, absolute = interface.tolerance(result.dtype)
                 torch.testing.assert_close(result.double(), expected, rtol=relative, atol=absolute)
+
+
+@pytest.mark.parametrize("op", [GroupNormFwdOp, GroupNormFwdOp.backward, InstanceNormFwdOp, InstanceNormFwdOp.backward])
+def test_some_sample_calls_are_calls_of_the_op_which_a_target_is_tried_with(op: Any) -> None:
+    asked = {type(case.call) for case in _cases(op, Limits(samples=20, elements=1 << 14))}
+    assert asked == {interface.request for interface in op.interfaces.values()}
 
 
 # ------------------------------------------------------------------------------------------------- bad input

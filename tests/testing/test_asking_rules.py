@@ -108,7 +108,9 @@ def moves_the_default_dtype(call: Any) -> None:
 )
 def test_a_refusal_that_is_not_pure_and_total_is_found(kit: Any, refusal: Any, found: str, change: str) -> None:
     text = kit.verdict(check_purity, kit.broken(refusal=answering(refusal)), LIMITS)
-    assert text.startswith("rule broken: refusal and entry_for are pure and total\n  by: local:broken  [")
+    assert text.startswith(
+        "rule broken: refusal, entry_for and configurations are pure and total\n  by: local:broken  ["
+    )
     assert "  call: ScaleCall(device=cpu, n=" in text
     assert found in text
     assert change in text
@@ -136,6 +138,19 @@ def test_a_refusal_that_changes_global_state_is_found(kit: Any) -> None:
 )
 def test_an_entry_for_that_is_not_pure_and_total_is_found(kit: Any, entry_for: Any, found: str) -> None:
     assert found in kit.verdict(check_purity, kit.broken(entry_for=answering(entry_for)), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("configurations", "found"),
+    [
+        (lambda call: [{"step": next(COUNTER)}], "configurations answered "),
+        (lambda call: [{"tile": (8, 8)}], "configurations raised TypeError: Broken.configurations lists {'tile'"),
+        (lambda call: 1 // 0, "configurations raised ZeroDivisionError"),
+    ],
+    ids=["varies", "no configuration", "raises"],
+)
+def test_configurations_that_are_not_pure_and_total_are_found(kit: Any, configurations: Any, found: str) -> None:
+    assert found in kit.verdict(check_purity, kit.broken(configurations=answering(configurations)), LIMITS)
 
 
 def test_only_calls_that_are_served_are_asked_for_an_entry(kit: Any) -> None:

@@ -97,7 +97,7 @@ def test_an_author_inherits_the_rules_in_one_line_and_needs_neither_plugin_nor_g
     path = {"PYTHONPATH": ":".join(filter(None, sys.path))}
     done = subprocess.run(command, cwd=site.folder, env=path, capture_output=True, text=True, check=False)
     out = done.stdout
-    assert "1 failed, 12 passed, 3 skipped" in out, out + done.stderr
+    assert "1 failed, 14 passed, 3 skipped" in out, out + done.stderr
     for test in (
         "test_the_backend_loads_in_a_fresh_process[alone] PASSED",
         "test_loading_imports_no_compiler PASSED",

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from tileops import register_kernel_builder
-from tileops.backend import Declined
+from tileops.backend import Declined, Entry
 from tileops.testing import Limits
 from tileops.testing.broken_rule import NotTried
+from tileops.testing.configuration_rules import check_configurations
 from tileops.testing.running_rules import (
     check_agreement,
     check_identity,
@@ -39,7 +40,7 @@ def forward(run: Any) -> dict[str, Any]:
 
 def test_the_right_kernel_holds_to_the_rules(kit: Any) -> None:
     subject = kit.broken()
-    for check in (check_agreement, check_identity, check_threads, check_no_trace):
+    for check in (check_agreement, check_identity, check_threads, check_configurations, check_no_trace):
         check(subject, LIMITS)
 
 
@@ -171,6 +172,60 @@ def test_a_kernel_that_cannot_be_built_is_found(kit: Any) -> None:
     text = kit.verdict(check_agreement, kit.broken(entry_for=entry_for), LIMITS)
     assert "found: it could not be built: OSError: no such compiler (" in text
     assert "change: mend the factory, or let refusal refuse what it cannot build" in text
+
+
+# ------------------------------------------------------------------------------------------------ configurations
+
+
+def configured(run: Any) -> dict[str, Any]:
+    """A kernel with three configurations, which gives what `run` makes of the right results in the third."""
+
+    def broken(self: Any, x: Tensor, shift: Any, total: Tensor) -> Any:
+        right = type(self).__base__.forward(self, x, shift, total)
+        return right if self.configuration["step"] < 3 else run(right)
+
+    listed = [{"step": step} for step in (1, 2, 3)]
+    return {"forward": broken, "configurations": classmethod(lambda cls, call: listed)}
+
+
+def test_a_kernel_that_is_right_in_every_configuration_holds_to_the_rule(kit: Any) -> None:
+    check_configurations(kit.broken(**configured(lambda right: right)), LIMITS)
+
+
+def short(right: Tensor) -> Tensor:
+    return right if right.shape[1] > 1 else right.neg()
+
+
+def long(right: Tensor) -> Tensor:
+    return right if right.shape[1] < 64 else right.neg()
+
+
+def fails(right: Tensor) -> Tensor:
+    raise ZeroDivisionError("in the kernel")
+
+
+@pytest.mark.parametrize(
+    ("run", "found"),
+    [
+        (short, "the result differs from the reference"),
+        (long, "the result differs from the reference"),
+        (fails, "it raises ZeroDivisionError: in the kernel"),
+    ],
+)
+def test_a_configuration_that_is_wrong_is_found_and_named(kit: Any, run: Any, found: str) -> None:
+    text = kit.verdict(check_configurations, kit.broken(**configured(run)), LIMITS)
+    assert f"found: in step=3 of Broken {found}" in text
+    assert "change: mend the kernel in that configuration, or do not list it for such calls" in text
+
+
+def test_a_configuration_of_a_kernel_within_an_entry_is_tried_too(kit: Any) -> None:
+    inner = type("Inner", (kit.Right,), configured(torch.neg))
+
+    def entry_for(cls: Any, call: Any) -> Any:
+        return call, lambda: Entry(made := inner(call), (made,))
+
+    text = kit.verdict(check_configurations, kit.broken(entry_for=classmethod(entry_for)), LIMITS)
+    assert "found: in step=3 of Inner the result differs" in text
 
 
 # ----------------------------------------------------------------------------------------------------- identity

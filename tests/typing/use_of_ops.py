@@ -46,6 +46,14 @@ class ShortRows(LayerNorm):
     def entry_for(cls, call: LayerNormCall) -> tuple[Hashable, Callable[[], ShortRows]]:
         return call.n, lambda: cls(call)
 
+    @classmethod
+    def configurations(cls, call: LayerNormCall) -> list[dict[str, int]]:
+        return [{"threads": 128}, {"threads": 256}]
+
+    def __init__(self, call: LayerNormCall) -> None:
+        super().__init__(call)
+        self.threads: int = self.configuration["threads"]
+
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias)
 
@@ -92,11 +100,15 @@ assert_type(call.on("h200"), ScaleCall)
 op = LayerNormFwdOp((4,), eps=1e-6)
 assert_type(op.normalized_shape, tuple[int, ...])
 assert_type(op.explain(torch.ones(2, 4), on="h200"), tileops.Selection)
+assert_type(op.tune(torch.ones(2, 4), None), tileops.Tuning)
 assert_type(op.key_for("layer_norm", LayerNormCall(torch.device("cpu"), 4, torch.float32)), str)
 
 # ------------------------------------------------------------------------------------------------ front doors
 
 assert_type(tileops.functional.layer_norm(torch.ones(2, 4), (4,)), Tensor)
 assert_type(tileops.functional.rms_norm(torch.ones(2, 4), [4], eps=None), Tensor)
+assert_type(tileops.functional.group_norm(torch.ones(2, 4), 2), Tensor)
+assert_type(tileops.functional.instance_norm(torch.ones(2, 4, 3), use_input_stats=True), Tensor)
+assert_type(tileops.nn.GroupNorm(2, 4).forward(torch.ones(2, 4, 3)), Tensor)
 assert_type(tileops.nn.BatchNorm2d(4, momentum=None).forward(torch.ones(2, 4, 3, 3)), Tensor)
 assert_type(tileops.nn.replace(torch.nn.Linear(4, 4)).left, tuple[tileops.nn.ModuleReport, ...])

@@ -7,6 +7,7 @@ backend's own: what it registers on which machine, which of its kernels an op se
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import tileops_backend_example as plug
@@ -122,6 +123,22 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_rows_are_summed_in_the_number_of_parts_that_tuning_finds_fastest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernels.toolchain_missing() is not None:
+        pytest.skip("the kernel that lists configurations is not there")
+    monkeypatch.setenv("TILEOPS_CACHE_DIR", str(tmp_path))
+    x = torch.randn(64, 300, generator=torch.Generator().manual_seed(0))
+    op = LayerNormFwdOp((300,))
+    tuned = op.tune(x)
+    (kernel,) = tuned.kernels
+    assert [dict(trial.configuration) for trial in kernel.trials] == [{"lanes": 64}, {"lanes": 32}, {"lanes": 128}]
+    assert all(trial.reason is None for trial in kernel.trials), str(tuned)
+    assert op.kernel_for("layer_norm", tuned.selection.call).configuration == kernel.winner
+    torch.testing.assert_close(op(x), F.layer_norm(x, (300,)))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

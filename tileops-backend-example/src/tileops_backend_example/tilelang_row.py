@@ -28,6 +28,10 @@ ELEMENTS_PER_THREAD: Final = 1 << 20
 
 PARTS_PER_THREAD: Final = 4
 
+LANES: Final = (64, 32, 128)
+"""Partial sums of a row. Sixty-four are eight AVX2 or four AVX-512 vectors, enough to hide the latency of an addition;
+which number is best depends on the CPU, so the others are there for whoever tunes."""
+
 
 @final
 class TileLangRowLayerNorm(LayerNorm):
@@ -55,6 +59,11 @@ class TileLangRowLayerNorm(LayerNorm):
         """What is compiled in, and nothing else: calls with other batch sizes share one kernel."""
         return (call.n, call.eps, call.weight_dtype, call.bias_dtype), lambda: cls(call)
 
+    @classmethod
+    def configurations(cls, call: LayerNormCall) -> tuple[dict[str, int], ...]:
+        """Programs of equal results up to rounding."""
+        return tuple({"lanes": lanes} for lanes in LANES)
+
     def __init__(self, call: LayerNormCall | None = None) -> None:
         if call is None:
             raise TypeError("TileLangRowLayerNorm is compiled for one length of row; give it a call")
@@ -63,9 +72,8 @@ class TileLangRowLayerNorm(LayerNorm):
         from tileops_backend_example.tilelang_row_program import compile_row_norm
 
         self._n = call.n
-        self._launch = compile_row_norm(
-            call.n, call.eps, has_weight=call.weight_dtype is not None, has_bias=call.bias_dtype is not None
-        )
+        has_weight, has_bias = call.weight_dtype is not None, call.bias_dtype is not None
+        self._launch = compile_row_norm(call.n, call.eps, has_weight, has_bias, **self.configuration)
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """See `LayerNorm.forward`."""

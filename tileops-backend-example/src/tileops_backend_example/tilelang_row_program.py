@@ -3,7 +3,7 @@
 
 TileLang writes C++ for one thread and compiles it with the system's compiler. What makes it fast:
 
-- Sums run in `LANES` independent partial sums. A compiler may not reorder float additions, so one running
+- Sums run in `lanes` independent partial sums. A compiler may not reorder float additions, so one running
   sum would be one addition at a time; sixty-four of them are vectors, and round sixty-four times less often.
 - It is started through ctypes: 1 µs of host time, where TileLang's own wrapper checks tensors for 20 µs.
   ctypes releases the GIL, so Python threads can run it side by side.
@@ -33,14 +33,11 @@ Launcher = Callable[[int, "int | None", "int | None", int, int], int]
 It reads no state that a call changes, and may run in several threads at once.
 """
 
-LANES = 64
-"""Partial sums of a row: eight AVX2 or four AVX-512 vectors, enough to hide the latency of an addition."""
-
 ADDENDS = 64
 """Additions into one partial sum before it is put aside: bounds the rounding error of long rows."""
 
 
-def compile_row_norm(n: int, eps: float, has_weight: bool, has_bias: bool) -> Launcher:
+def compile_row_norm(n: int, eps: float, has_weight: bool, has_bias: bool, lanes: int) -> Launcher:
     """Compile the layer norm of float32 rows of `n` elements, or load it from TileLang's disk cache.
 
     Args:
@@ -48,18 +45,19 @@ def compile_row_norm(n: int, eps: float, has_weight: bool, has_bias: bool) -> La
         eps: Added to the variance; an argument of the program, so that every eps shares one compilation.
         has_weight: Whether rows are scaled by a weight.
         has_bias: Whether a bias is added.
+        lanes: Partial sums of a row, a power of two.
     """
     # Sums are taken of x * scale, with scale the power of two that keeps the sum of any finite row finite.
     scale = math.ldexp(1.0, -(n - 1).bit_length())
     constants = (ctypes.c_float(value) for value in (eps, scale, 1.0 / (n * scale)))
-    return functools.partial(_entry_point(n, has_weight, has_bias), *constants)
+    return functools.partial(_entry_point(n, has_weight, has_bias, lanes), *constants)
 
 
 @functools.cache
-def _entry_point(n: int, has_weight: bool, has_bias: bool) -> Callable[..., int]:
+def _entry_point(n: int, has_weight: bool, has_bias: bool, lanes: int) -> Callable[..., int]:
     """The compiled function, called `(eps, scale, rescale, x, weight, bias, y, rows)`."""
     kernel: Any = tilelang.compile(
-        row_norm(n, has_weight, has_bias),
+        row_norm(n, has_weight, has_bias, lanes),
         target="c",
         execution_backend="cython",
         compile_flags=compile_flags(),
@@ -71,10 +69,10 @@ def _entry_point(n: int, has_weight: bool, has_bias: bool) -> Callable[..., int]
     return entry_point
 
 
-def row_norm(n: int, has_weight: bool, has_bias: bool) -> Any:
+def row_norm(n: int, has_weight: bool, has_bias: bool, lanes: int) -> Any:
     """The program. An absent weight or bias keeps its place among the parameters and is never read."""
     rows = T.dynamic("rows", "int64")
-    chunks, tail = divmod(n, LANES)
+    chunks, tail = divmod(n, lanes)
 
     @T.prim_func
     def tileops_example_row_layer_norm(
@@ -87,16 +85,16 @@ def row_norm(n: int, has_weight: bool, has_bias: bool) -> Any:
         y: T.Tensor((rows, n), "float32"),
     ):
         with T.Kernel(rows) as row:
-            sums = T.alloc_local((2, LANES), "float32")
-            parts = T.alloc_local((2, LANES), "float32")
+            sums = T.alloc_local((2, lanes), "float32")
+            parts = T.alloc_local((2, lanes), "float32")
             stats = T.alloc_local((4,), "float32")
 
             # Stored, not named: the text of a named expression would be repeated wherever the name stands.
             stats[0] = 0.0
-            _sum_row(sums, parts, x, row, stats, scale, chunks, tail, False)
+            _sum_row(sums, parts, x, row, stats, scale, chunks, tail, lanes, False)
             stats[0] = sums[0, 0] * rescale
 
-            _sum_row(sums, parts, x, row, stats, scale, chunks, tail, True)
+            _sum_row(sums, parts, x, row, stats, scale, chunks, tail, lanes, True)
             stats[1] = sums[0, 0] * rescale
             # In a constant row both terms are rounding errors, and their difference may fall below zero. The
             # comparison keeps a NaN, which T.max would drop.
@@ -121,7 +119,7 @@ def row_norm(n: int, has_weight: bool, has_bias: bool) -> Any:
 
 
 @T.macro
-def _sum_row(sums, parts, x, row, stats, scale, chunks: int, tail: int, squares: bool):
+def _sum_row(sums, parts, x, row, stats, scale, chunks: int, tail: int, lanes: int, squares: bool):
     """Leave in `sums[0, 0]` the sum of `(x - centre) * scale`, and in `sums[1, 0]` that of the squares.
 
     The centre is `stats[0]`; without `squares` it is taken for zero. The order of the additions depends on
@@ -130,29 +128,29 @@ def _sum_row(sums, parts, x, row, stats, scale, chunks: int, tail: int, squares:
     # About as many additions inside a block as there are blocks, which keeps both chains short.
     block = max(ADDENDS, math.isqrt(chunks))
     blocks = chunks // block
-    _clear(sums)
+    _clear(sums, lanes)
     if blocks > 1:
         for b in T.serial(blocks):
-            _clear(parts)
+            _clear(parts, lanes)
             for k in T.serial(block):
-                _add(parts, x, row, stats, scale, (b * block + k) * LANES, LANES, squares)
-            for j in T.serial(LANES):
+                _add(parts, x, row, stats, scale, (b * block + k) * lanes, lanes, squares)
+            for j in T.serial(lanes):
                 sums[0, j] = sums[0, j] + parts[0, j]
                 if squares:
                     sums[1, j] = sums[1, j] + parts[1, j]
         for k in T.serial(chunks - blocks * block):
-            _add(sums, x, row, stats, scale, (blocks * block + k) * LANES, LANES, squares)
+            _add(sums, x, row, stats, scale, (blocks * block + k) * lanes, lanes, squares)
     else:
         for k in T.serial(chunks):
-            _add(sums, x, row, stats, scale, k * LANES, LANES, squares)
-    _add(sums, x, row, stats, scale, chunks * LANES, tail, squares)
-    _fold(sums, squares)
+            _add(sums, x, row, stats, scale, k * lanes, lanes, squares)
+    _add(sums, x, row, stats, scale, chunks * lanes, tail, squares)
+    _fold(sums, lanes, squares)
 
 
 @T.macro
-def _clear(sums):
+def _clear(sums, lanes: int):
     """Set all partial sums to zero."""
-    for j in T.serial(LANES):
+    for j in T.serial(lanes):
         sums[0, j] = 0.0
         sums[1, j] = 0.0
 
@@ -170,13 +168,18 @@ def _add(sums, x, row, stats, scale, first, count, squares: bool):
 
 
 @T.macro
-def _fold(sums, squares: bool):
+def _fold(sums, lanes: int, squares: bool):
     """Add the partial sums up in pairs, into the first."""
-    for width in (32, 16, 8, 4, 2, 1):
+    for width in _halves(lanes):
         for j in T.serial(width):
             sums[0, j] = sums[0, j] + sums[0, j + width]
             if squares:
                 sums[1, j] = sums[1, j] + sums[1, j + width]
+
+
+def _halves(lanes: int) -> list[int]:
+    """Half of the lanes, half of that, down to one."""
+    return [lanes >> bit for bit in range(1, lanes.bit_length())]
 
 
 def compile_flags() -> list[str]:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         RMSNormFwdOp,
     )
     from tileops.ops.op_base import Op, clear
+    from tileops.ops.trials import Tuning
     from tileops.scopes import checkpoint_contexts, selection, set_default_selection
     from tileops.torch_schema import TorchOp
     from tileops.verdict import IN_TREE, Selection, Verdict
@@ -96,6 +97,7 @@ _HOME: Final = {
     "TargetDeclinedError": "errors",
     "TileopsError": "errors",
     "TorchOp": "torch_schema",
+    "Tuning": "ops.trials",
     "UnknownTargetError": "errors",
     "Verdict": "verdict",
     "at_least": "device",
@@ -148,6 +150,7 @@ __all__ = [
     "TargetDeclinedError",
     "TileopsError",
     "TorchOp",
+    "Tuning",
     "UnknownTargetError",
     "Verdict",
     "at_least",

@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
+import platform
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
@@ -189,6 +192,24 @@ def with_index(device: torch.device) -> torch.device:
         return torch.device(device.type, torch.get_device_module(device).current_device())
     except (AssertionError, AttributeError, RuntimeError):
         return device
+
+
+def device_name(device: torch.device) -> str:
+    """What a device is called by its driver; a CPU by its model, with the number of its cores."""
+    if device.type == "cpu":
+        return f"{_cpu_model()}, {os.cpu_count()} cores"
+    try:
+        return str(torch.get_device_module(device).get_device_name(device))
+    except Exception:  # a device type whose module has no such function, or a driver that does not answer
+        return device.type
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def default_device_type() -> str:

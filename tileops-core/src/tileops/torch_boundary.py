@@ -18,7 +18,7 @@ from torch.overrides import is_tensor_like  # pyright: ignore[reportUnknownVaria
 from tileops.autograd import with_gradient
 from tileops.errors import DeclarationError, InputError
 from tileops.torch_ops import declare, owner_of, serve_dtensors
-from tileops.torch_schema import Route, TorchOp, from_torch
+from tileops.torch_schema import Route, TorchOp, from_torch, without_absent
 
 __all__ = [
     "TorchOp",
@@ -36,7 +36,8 @@ def call_through(op: Any, tensors: Sequence[Any]) -> Any:
     for tensor in tensors:
         if tensor is not None and not is_tensor_like(tensor):
             op.check(*tensors)  # says which argument it is
-    route = _route_of(op)
+    route = _route_of(op, tensors)
+    tensors = without_absent(route, tensors)
     refuse_nested(route.arguments, tensors)
     if owner_of(route.name) is not op.__class__:
         raise DeclarationError(
@@ -53,11 +54,16 @@ def call_through(op: Any, tensors: Sequence[Any]) -> Any:
     return from_torch(route, op, tensors, results)
 
 
-def _route_of(op: Any) -> Route:
-    for route in op._routes:
-        if all(getattr(op, name) == value for name, value in route.where):
+def _route_of(op: Any, tensors: Sequence[Any]) -> Route:
+    for route in _routes_of(op):
+        if all(one is None or at not in route.absent for at, one in enumerate(tensors)):
             return route
     raise DeclarationError(f"no entry of {op.__class__.__qualname__}.torch_ops covers {op}")
+
+
+def _routes_of(op: Any) -> list[Route]:
+    """The routes of calls of `op`, whatever their tensors."""
+    return [route for route in op._routes if all(getattr(op, name) == value for name, value in route.where)]
 
 
 def refuse_nested(names: Sequence[str], tensors: Sequence[Any]) -> None:
@@ -74,5 +80,5 @@ def note_written(*tensors: Tensor | None) -> None:
 
 def written_positions(op: Any) -> frozenset[int]:
     """Which of the arguments calls of `op` write."""
-    route = _route_of(op)
-    return frozenset(at for at, name in enumerate(route.arguments) if name in route.writes)
+    writes = {name for route in _routes_of(op) for name in route.writes}
+    return frozenset(at for at, name in enumerate(op.argument_names) if name in writes)

@@ -27,7 +27,17 @@ from tileops.catalogue import IN_TREE_OPS, find_op
 from tileops.errors import DeclarationError, InputError
 from tileops.sharding import dtensor_class, run_sharded
 from tileops.torch_guards import PLAIN
-from tileops.torch_schema import Route, from_torch, op_with, route_of, schema_of, to_torch, torch_op_name
+from tileops.torch_schema import (
+    Route,
+    from_torch,
+    op_with,
+    route_of,
+    schema_of,
+    to_torch,
+    torch_op_name,
+    with_absent,
+    without_absent,
+)
 
 # Private names of torch, with `OpOverload.redispatch` and those of forward_ad below. A test names each.
 _C: Final = cast("Any", torch._C)
@@ -141,14 +151,15 @@ def _named(cls: Any, name: str) -> Route:
 def _run(name: str, *given: Any) -> Any:
     """The implementation, on every device: what the eager call does, selection included."""
     route, op = _rebuilt(name, given)
-    return to_torch(route, op._run(*given[: len(route.arguments)]))
+    return to_torch(route, op._run(*with_absent(route, given[: len(route.arguments)])))
 
 
 def _meta(name: str, *given: Any) -> Any:
     """What comes back, without data: the checks of the eager call, then empty results."""
     route, op = _rebuilt(name, given)
-    op.check(*given[: len(route.arguments)])
-    return to_torch(route, op.empty_results(*given[: len(route.arguments)]))
+    tensors = with_absent(route, given[: len(route.arguments)])
+    op.check(*tensors)
+    return to_torch(route, op.empty_results(*tensors))
 
 
 def serve_dtensors(name: str) -> None:
@@ -173,10 +184,10 @@ def _run_sharded(name: str, dtensor: Any, torch_op: Any, types: Any, given: Sequ
     count = len(route.arguments)
 
     def run(*tensors: Any) -> Sequence[Any]:
-        results = from_torch(route, op, tensors, torch_op(*tensors, *given[count:]))
+        results = from_torch(route, op, tensors, torch_op(*without_absent(route, tensors), *given[count:]))
         return results if route.results > 1 else (results,)
 
-    results = run_sharded(op, dtensor, given[:count], run)
+    results = run_sharded(op, dtensor, with_absent(route, given[:count]), run)
     return to_torch(route, results if route.results > 1 else results[0])
 
 
@@ -208,9 +219,9 @@ def _recorded(name: str, below: Callable[..., Any], transformed: bool, given: Se
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(_forward_ad._set_fwd_grad_enabled(True))  # noqa: FBT003 - torch's own signature
             stack.enter_context(_below_autograd())
-            return from_torch(route, op, tensors, below(*tensors, *given[count:]))
+            return from_torch(route, op, tensors, below(*without_absent(route, tensors), *given[count:]))
 
-    tensors = given[:count]
+    tensors = with_absent(route, given[:count])
     if not transformed:
         real = all(type(one) in PLAIN and (one is None or one.device.type != "meta") for one in tensors)
         return to_torch(route, with_gradient(op, tensors, run, looks_up=real))

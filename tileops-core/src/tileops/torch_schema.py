@@ -24,6 +24,8 @@ class TorchOp:
     Args:
         where: Values of constructor parameters that choose this torch op. They are no arguments of it.
         omits: Constructor parameters that mean nothing here. They are no arguments of it either.
+        absent: The names of tensors that calls must lack to come here. They are no arguments of it either; of several
+            torch ops that cover a call, it goes to the first.
         writes: The names of the tensors that are written; None for those that a kernel interface may write.
         returns: Which of the op's `results` come back; None for all. The op returns None for the others.
         contiguous: Whether the strides of results do not depend on those of arguments. A compiler may then hand
@@ -33,6 +35,7 @@ class TorchOp:
 
     where: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     omits: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
     writes: tuple[str, ...] | None = None
     returns: tuple[str, ...] | None = None
     contiguous: bool = False
@@ -42,12 +45,14 @@ class TorchOp:
 class Route(NamedTuple):
     """How a call becomes a call of a torch op. Tuples of constants, so that dynamo traces it.
 
-    `masked` says that a call may want some results only: the op's `wanted` says which, and an empty tensor stands
-    for each of the others.
+    `arguments` are the tensors that the torch op takes; `absent` are the places, among those that the op takes, of
+    the others. `masked` says that a call may want some results only: the op's `wanted` says which, and an empty
+    tensor stands for each of the others.
     """
 
     name: str
     arguments: tuple[str, ...]
+    absent: tuple[int, ...]
     parameters: tuple[str, ...]
     where: tuple[tuple[str, Any], ...]
     results: int
@@ -97,16 +102,19 @@ def route_of(cls: Any, suffix: str, part: TorchOp) -> Route:
     """How calls reach one entry of `cls.torch_ops`."""
     base = torch_op_name(cls.__module__, cls.__qualname__)
     left_out = {*part.where, *part.omits, "target"}
+    taken = names_of(cls.forward)
+    arguments = tuple(name for name in taken if name not in part.absent)
     interfaces = cls.interfaces.values()
     writes = frozenset[str]().union(*(one.writes for one in interfaces)) if part.writes is None else part.writes
     return Route(
         name=f"{base}_{suffix}" if suffix else base,
-        arguments=names_of(cls.forward),
+        arguments=arguments,
+        absent=tuple(at for at, name in enumerate(taken) if name in part.absent),
         parameters=tuple(name for name in names_of(cls.__init__) if name not in left_out),
         where=tuple(part.where.items()),
         results=len(cls.results),
         returned=None if part.returns is None else tuple(cls.results.index(name) for name in part.returns),
-        writes=tuple(name for name in names_of(cls.forward) if name in writes),
+        writes=tuple(name for name in arguments if name in writes),
         masked=hasattr(cls, "wanted"),
         contiguous=part.contiguous,
         autocast=tuple(part.autocast.items()),
@@ -117,6 +125,19 @@ def names_of(function: Any) -> tuple[str, ...]:
     """The parameters of a method, without self. Reads no annotation, which may name what does not exist yet."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return () if code is None else code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+
+
+def without_absent(route: Route, tensors: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of the torch op, from those of the op."""
+    return [one for at, one in enumerate(tensors) if at not in route.absent] if route.absent else tensors
+
+
+def with_absent(route: Route, tensors: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of the op, from those of the torch op."""
+    arguments = list(tensors)
+    for at in route.absent:
+        arguments.insert(at, None)
+    return arguments
 
 
 def to_torch(route: Route, results: Any) -> Any:

@@ -15,7 +15,8 @@ import torch
 from tileops.catalogue import find_op
 from tileops.device import FactsReader
 from tileops.errors import RegistrationError
-from tileops.kernels.kernel_base import Kernel, check_kernel_class
+from tileops.kernels.declarations import check_kernel_class
+from tileops.kernels.kernel_base import Kernel
 from tileops.verdict import Owner
 
 LOCAL: Final = Owner("local")

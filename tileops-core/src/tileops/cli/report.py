@@ -15,6 +15,7 @@ from rich.table import Table
 from torch import Tensor
 
 from tileops.ops.op_base import Op
+from tileops.ops.signature import kernel_arguments
 from tileops.verdict import Selection, Verdict
 
 LATER_CALLS = 10
@@ -83,7 +84,9 @@ def _written(op: Op, selection: Selection, arguments: Sequence[Tensor | None]) -
 def _error(op: Op, selection: Selection, tensors: Sequence[Tensor | None], results: Sequence[Tensor]) -> float | None:
     """The largest absolute difference from the interface's reference, computed in float64."""
     exact = [None if tensor is None else tensor.double() for tensor in tensors]
-    reference: Any = op.interfaces[selection.interface].reference(selection.call, *exact)
+    interface = op.interfaces[selection.interface]
+    taken = kernel_arguments(interface, op.argument_names, exact)
+    reference: Any = interface.reference(selection.call, *taken)
     expected = [value for value in _as_tuple(reference) if value is not None]
     if len(expected) != len(results):
         return None

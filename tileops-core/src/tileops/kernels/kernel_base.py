@@ -2,22 +2,19 @@
 
 A `KernelInterface` is itself a `Kernel`, so an implementation only subclasses the interface. An implementation
 says which calls it serves by five declarations (`devices`, `supported_archs`, `refusal`, `general`,
-`preferred_over`) and how it is built by `entry_for`.
+`preferred_over`) and how it is built by `entry_for` and `configurations`.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Callable, Collection, Container, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, Final, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from tileops.call_spec import CallSpec
-from tileops.device import ArchRange
-from tileops.errors import DeclarationError
+from tileops.kernels.configurations import NO_CONFIGURATION, Configuration, configuration_of
 from tileops.record import quicken
 from tileops.verdict import IN_TREE, Answer, Owner
 
@@ -49,8 +46,12 @@ class Kernel(Generic[Call]):
     among the backend's own and the in-tree ones; `IN_TREE` every in-tree implementation; `acme:row` another
     backend's. Of a general implementation only `IN_TREE` is taken: the in-tree general alone."""
 
+    configuration: Configuration = NO_CONFIGURATION
+    """What it is built in, of what its class lists for its call; empty where that is nothing."""
+
     def __init__(self, call: Call | None = None) -> None:
         self.call = call
+        self.configuration = configuration_of(type(self), call)
 
     @classmethod
     def refusal(cls, call: Call) -> str | None:
@@ -75,6 +76,20 @@ class Kernel(Generic[Call]):
             `(identity, factory)`; the factory returns a kernel, or an `Entry` over several.
         """
         return call, lambda: cls(call)
+
+    @classmethod
+    def configurations(cls, call: Call) -> Sequence[Configuration]:
+        """The ways in which a kernel for `call` can be built, the default first. Pure, like `refusal`.
+
+        All of them have the contract of `forward`; they differ in speed. `op.tune` tries each. A kernel is built in
+        `self.configuration`, which `Kernel.__init__` sets: the default, or the winner of a tuning. Calls of equal
+        identity list the same.
+
+        Returns:
+            A mapping of names to None, bool, int, float or str for each; nothing where there is one way only.
+        """
+        del call
+        return ()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run. The interface states the contract."""
@@ -188,7 +203,7 @@ def available(cls: type[Kernel[Any]], call: CallSpec, owner: Owner) -> tuple[Ans
     """Whether `cls` can run on the call's device, and why not."""
     device_type = call.device.type
     if device_type not in cls.devices:
-        return Answer.OTHER_DEVICE, f"runs on {_listed(cls.devices)}, not on {device_type}"
+        return Answer.OTHER_DEVICE, f"runs on {listed(cls.devices)}, not on {device_type}"
     if device_type == "cuda" and owner.name == IN_TREE and _on_rocm(call):
         return Answer.OTHER_DEVICE, "runs on NVIDIA GPUs; this build of torch drives AMD's"
     if cls.supported_archs is not None and call.arch not in cls.supported_archs:
@@ -200,102 +215,11 @@ def _on_rocm(call: CallSpec) -> bool:
     return call.stated_on is None and torch.version.hip is not None
 
 
-def _listed(names: Iterable[object]) -> str:
+def listed(names: Iterable[object]) -> str:
+    """Names as messages list them: in order, `nothing` where there are none."""
     return ", ".join(sorted(map(str, names))) or "nothing"
 
 
 def _archs(archs: Any) -> str:
     shown = cast("Iterable[object]", archs)
-    return _listed(shown) if isinstance(archs, (set, frozenset, tuple, list)) else repr(shown)
-
-
-_KEY: Final = re.compile(r"[a-z][a-z0-9_]*")
-_REFERENCE: Final = re.compile(r"([a-z0-9][a-z0-9._-]*:)?[a-z][a-z0-9_]*")
-
-
-def check_kernel_class(key: object, cls: object, interfaces: Iterable[type[KernelInterface[Any]]]) -> None:
-    """Raise a `DeclarationError` for what the class alone shows: fits no interface, wrong `forward`, and so on.
-
-    Args:
-        key: The key it is registered under.
-        cls: The class.
-        interfaces: The interfaces of the op it is registered for.
-    """
-    if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise DeclarationError(
-            f"{key!r} is no key: write letters, digits and underscores in lower case, such as 'short_rows'; "
-            "a backend's name is put before it by the library"
-        )
-    if not inspect.isclass(cls):
-        raise DeclarationError(f"{key!r} is registered with {cls!r}, which is not a class; give the class itself")
-    kernel = cast("type[Kernel[Any]]", cls)
-    served = [interface for interface in interfaces if issubclass(kernel, interface)]
-    if not served:
-        known = ", ".join(_name(interface) for interface in interfaces)
-        raise DeclarationError(
-            f"{_name(kernel)} (key {key!r}) implements no interface of this op; subclass one of: {known}"
-        )
-    _check_declarations(kernel)
-    for interface in served:
-        _check_forward(kernel, interface)
-
-
-def _check_declarations(cls: type[Kernel[Any]]) -> None:
-    declared = cast("Any", cls)
-    devices = cast("frozenset[Any]", declared.devices)
-    for method in ("refusal", "entry_for"):
-        if not isinstance(inspect.getattr_static(cls, method), classmethod):
-            raise DeclarationError(f"{_name(cls)}.{method} must be a classmethod: it is asked before anything is built")
-    if not isinstance(declared.devices, frozenset) or not devices or not all(isinstance(d, str) for d in devices):
-        raise DeclarationError(f"{_name(cls)}.devices must be a frozenset of device types, not {devices!r}")
-    if cls.supported_archs is not None and len(cls.devices) != 1:
-        raise DeclarationError(
-            f"{_name(cls)} states supported_archs and runs on {_listed(cls.devices)}; architecture numbers mean "
-            "something on one device type only: state one, or no supported_archs"
-        )
-    if not _are_archs(cls.supported_archs):
-        raise DeclarationError(f"{_name(cls)}.supported_archs must be a set or at_least(…): {cls.supported_archs!r}")
-    _check_preferences(cls)
-
-
-def _are_archs(stated: object) -> bool:
-    """Whether `supported_archs` is None, an open range, or a collection of numbers."""
-    if stated is None or isinstance(stated, ArchRange):
-        return True
-    if isinstance(stated, str) or not isinstance(stated, Collection):
-        return False
-    return all(isinstance(arch, int) for arch in cast("Collection[object]", stated))
-
-
-def _check_preferences(cls: type[Kernel[Any]]) -> None:
-    stated = cast("Any", cls.preferred_over)
-    if not isinstance(stated, frozenset):
-        raise DeclarationError(f"{_name(cls)}.preferred_over must be a frozenset of keys, not {stated!r}")
-    for key in cast("frozenset[Any]", stated):
-        if key != IN_TREE and not (isinstance(key, str) and _REFERENCE.fullmatch(key)):
-            raise DeclarationError(f"{_name(cls)}.preferred_over holds {key!r}, which is no key")
-    if cls.general and cls.preferred_over - {IN_TREE}:
-        raise DeclarationError(
-            f"{_name(cls)} is general, hence below everything that is not; it may state no preferred_over "
-            f"but IN_TREE, and states {_listed(cls.preferred_over)}"
-        )
-
-
-def _check_forward(cls: type[Kernel[Any]], interface: type[KernelInterface[Any]]) -> None:
-    """Raise unless `cls.forward` can be called with the interface's arguments, in its order."""
-    if cls.forward is interface.forward:
-        if cast("Any", cls.entry_for).__func__ is not cast("Any", Kernel.entry_for).__func__:
-            return  # its factory gives an Entry, whose run has the contract
-        raise DeclarationError(f"{_name(cls)} has no forward of its own; {interface.__qualname__} states its contract")
-    wanted = list(inspect.signature(interface.forward).parameters.values())
-    try:
-        inspect.signature(cls.forward).bind(*[object() for _ in wanted])
-    except TypeError as mismatch:
-        arguments = ", ".join(parameter.name for parameter in wanted[1:])
-        raise DeclarationError(
-            f"{_name(cls)}.forward does not take the arguments of {interface.__qualname__} ({arguments}): {mismatch}"
-        ) from None
-
-
-def _name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+    return listed(shown) if isinstance(archs, (set, frozenset, tuple, list)) else repr(shown)

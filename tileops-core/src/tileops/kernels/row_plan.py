@@ -159,6 +159,25 @@ def held_row_plan(n: int, dtype: torch.dtype, most_threads: int = MOST_THREADS) 
     return None
 
 
+def held_row_configurations(n: int, dtype: torch.dtype, most_threads: int = MOST_THREADS) -> list[dict[str, int]]:
+    """Plans to try for a row that registers hold, by what varies: that of `held_row_plan` first.
+
+    Others give a row half, twice or four times the threads, or a block half or twice the rows that share or take a
+    warp. Each thread of a row has a vector.
+    """
+    plan = held_row_plan(n, dtype, most_threads)
+    if plan is None:
+        return []
+    lanes, rows = plan.lanes, plan.rows_per_block
+    shapes = [(lanes, rows // 2), (lanes, rows * 2)] if lanes <= 32 else []
+    others = [other for other in (lanes // 2, lanes * 2, lanes * 4) if 0 < other <= min(plan.vectors, most_threads)]
+    shapes += [(other, 128 // other if other <= 32 else 1) for other in others]
+    plans = [plan, *(dataclasses.replace(plan, lanes=lanes, rows_per_block=rows) for lanes, rows in shapes)]
+    return [
+        {"lanes": one.lanes, "rows_per_block": one.rows_per_block} for one in plans if one.held_registers <= MOST_HELD
+    ]
+
+
 def streamed_row_plan(n: int, dtype: torch.dtype) -> RowPlan:
     """One block of 512 threads for a row of any length: two of them fill an SM's registers and overlap."""
     vector = vector_elements(n, dtype)

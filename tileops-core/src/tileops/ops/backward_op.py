@@ -11,7 +11,7 @@ from torch import Tensor
 from tileops.call_spec import CallSpec
 from tileops.errors import InputError
 from tileops.ops.op_base import Op
-from tileops.ops.signature import asked_for
+from tileops.ops.signature import asked_for, kernel_arguments
 
 
 class BackwardOp(Op):
@@ -55,7 +55,8 @@ class BackwardOp(Op):
         """
         interface, call = asked_for(self, tensors)
         wide = [None if one is None else one if one.dtype is torch.float64 else one.float() for one in tensors]
-        results = self.interfaces[interface].reference(call, *wide)
+        taker = self.interfaces[interface]
+        results = taker.reference(call, *kernel_arguments(taker, self._routes[0].arguments, wide))
         return tuple(
             None if one is None else one.reshape(like.shape).to(like.dtype)
             for one, like in zip(results, self.empty_results(*tensors))

@@ -11,15 +11,17 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable, Generator, Hashable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from tileops.backend.units import Implementation
 from tileops.call_spec import CallSpec
 from tileops.device import made_current
 from tileops.errors import BuildError
+from tileops.kernels.configurations import Choice, Take, take_default, taking
 from tileops.kernels.kernel_base import KernelInterface, kernels_of
 from tileops.ops.progress import showing_build
 from tileops.ops.tables import build_once
+from tileops.ops.tuning_records import TakeRecorded, identity_of
 from tileops.scopes import in_force
 from tileops.verdict import IN_TREE
 
@@ -28,10 +30,17 @@ Key = tuple[type[KernelInterface[Any]], type[Any], Hashable]
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """An entry with the implementation that it was built from."""
+    """An entry with the implementation that it was built from.
+
+    Args:
+        entry: What the factory returned.
+        implementation: The implementation.
+        choices: The kernels of the entry that have configurations, with those that they were built in.
+    """
 
     entry: Any
     implementation: Implementation
+    choices: tuple[Choice, ...] = ()
 
 
 _built: dict[Key, Built] = {}
@@ -54,39 +63,105 @@ def entry_of(op: str, interface: type[KernelInterface[Any]], implementation: Imp
         BuildError: `entry_for` or the factory failed. Nothing is stored, every waiting thread gets the error,
             the next call tries again, and no other implementation is taken in silence.
     """
+    return shared(build_of(op, interface, implementation, call)).entry
+
+
+def shared(build: Build) -> Built:
+    """What calls share of a build: reused, or built once."""
+    built = _built.get(build.key)
+    if built is None:
+        what = f"{build.implementation.full_key}, for {build.call},"
+        built = build_once(_built, build.key, build.recorded, what)
+    return built
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """What an implementation says about building its entry for a call.
+
+    Args:
+        op: The op's name.
+        interface: The interface.
+        implementation: The implementation.
+        call: The call.
+        identity: The build identity.
+        factory: Builds the entry.
+    """
+
+    op: str
+    interface: type[KernelInterface[Any]]
+    implementation: Implementation
+    call: CallSpec
+    identity: Hashable
+    factory: Callable[[], Any]
+
+    @property
+    def key(self) -> Key:
+        """What entries are shared by."""
+        return self.interface, self.implementation.cls, self.identity
+
+    def record_identity(self) -> Any:
+        """What a record of a tuning must be of to serve this build; raises `Unrecordable`."""
+        return identity_of(self.interface, self.implementation, self.call, self.identity)
+
+    def recorded(self) -> Built:
+        """The entry in the configurations on record; in the defaults where there are none, or they cannot be built."""
+        take = TakeRecorded(self.record_identity)
+        try:
+            return self.taking(take)
+        except BuildError:
+            if not take.took_another:
+                raise
+        return self.taking(take_default)
+
+    def taking(self, take: Take) -> Built:
+        """The entry in the configurations that `take` says. Nothing is stored."""
+        with _naming_the_failure(self.op, self.implementation, self.call), taking(take) as build:
+            entry = run_factory(self.implementation, self.call, self.factory)
+        return Built(entry, self.implementation, build.choices)
+
+
+def build_of(op: str, interface: type[KernelInterface[Any]], implementation: Implementation, call: CallSpec) -> Build:
+    """Ask `implementation` about building its entry for `call`; raises a `BuildError` where it fails to say."""
     with _naming_the_failure(op, implementation, call):
         identity, factory = implementation.cls.entry_for(call)
-        key = (interface, implementation.cls, identity)
-        hash(key)
-    built = _built.get(key)
-    if built is None:
-        what = f"{implementation.full_key}, for {call},"
-        built = build_once(_built, key, lambda: _build(op, implementation, call, factory), what)
-    return built.entry
+        hash(identity)
+    return Build(op, interface, implementation, call, identity, factory)
 
 
-def _build(op: str, implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Built:
-    with _naming_the_failure(op, implementation, call):
-        return Built(run_factory(implementation, call, factory), implementation)
+def put_in_place(build: Build, built: Built) -> Any:
+    """Let calls share `built` from now on; the entry that they shared until now, None where they shared none."""
+    before = _built.get(build.key)
+    _built[build.key] = built
+    return None if before is None else before.entry
+
+
+_UNHEARD: Final = {
+    "tilelang.jit.kernel": logging.INFO,  # that it compiles
+    "tilelang.cache.kernel_cache": logging.WARNING,  # that it has a program already, where one is built again
+}
+"""What TileLang logs for whoever compiles by hand: by logger, the highest level."""
 
 
 @contextlib.contextmanager
 def _quiet_compiler() -> Generator[None]:
-    """Drop the progress lines that TileLang logs while this thread compiles; its warnings are heard.
+    """Drop what TileLang logs while this thread compiles; its other warnings are heard.
 
-    The environment variable that silences them would do so for every other user of TileLang in the process.
+    The environment variable that silences it would do so for every other user of TileLang in the process.
     """
     thread = threading.get_ident()
 
     def is_heard(record: logging.LogRecord) -> bool:
-        return record.levelno > logging.INFO or record.thread != thread
+        return record.thread != thread or record.levelno > _UNHEARD[record.name]
 
-    logger = logging.getLogger("tilelang.jit.kernel")
-    logger.addFilter(is_heard)
+    loggers = [logging.getLogger(name) for name in _UNHEARD]
+    for logger in loggers:
+        logger.addFilter(is_heard)
     try:
         yield
     finally:
-        logger.removeFilter(is_heard)
+        for logger in loggers:
+            logger.removeFilter(is_heard)
 
 
 def run_factory(implementation: Implementation, call: CallSpec, factory: Callable[[], Any]) -> Any:

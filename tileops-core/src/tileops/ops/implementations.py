@@ -12,7 +12,8 @@ from tileops.backend.registration import registry, when_registry_changes
 from tileops.backend.units import LOCAL, Implementation
 from tileops.device import warn_user
 from tileops.errors import BackendLoadWarning, DeclarationError
-from tileops.kernels.kernel_base import Kernel, check_kernel_class
+from tileops.kernels.declarations import check_kernel_class
+from tileops.kernels.kernel_base import Kernel
 from tileops.verdict import IN_TREE, Owner
 
 OpClass = type[Any]

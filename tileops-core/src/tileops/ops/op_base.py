@@ -41,6 +41,8 @@ from tileops.ops.target_kernels import (
     with_refusal,
     with_target,
 )
+from tileops.ops.trials import Tuning
+from tileops.ops.tuning import tune
 from tileops.record import key_of
 from tileops.scopes import active, in_effect, opening
 from tileops.sharding import ShardingRule
@@ -293,6 +295,28 @@ class Op:
             self.kernel_for(interface, call)
         return selection if specs is None else with_target(type(self), selection, self, specs)
 
+    def tune(self, *tensors: Tensor | None) -> Tuning:
+        """Try the configurations of the kernel that serves a call, on the call's device, and keep the fastest.
+
+        Which kernel serves the call is not changed. Every call that shares its entry gets the winner from now on,
+        and later processes build that at once: it is on record, see `docs/guide/tuning.md`.
+
+        Args:
+            tensors: The op's tensors: of the sizes that matter most, since an entry may serve others too. None is
+                written; copies of them are.
+
+        Returns:
+            What was tried, with times as multiples of the default's, and the winner. Nothing is tried where the
+            kernel lists no configurations, or a target takes the call over.
+
+        Raises:
+            InputError: An argument does not fit, or there is nothing that a kernel can run with: fake or empty
+                tensors, a trace, a mode.
+            CaptureError: A CUDA graph is being captured.
+            OpNotAvailableError: No kernel serves the call; and what else the call would raise.
+        """
+        return tune(self, tensors, _exchange)
+
     def key_for(self, interface: str, call: CallSpec) -> str:
         """The key of the implementation that serves `call`; raises where `kernel_for` would."""
         selection = self._of_kernels(interface, call)
@@ -378,6 +402,14 @@ def _selected(cls: type[Op], interface: str, candidates: Sequence[Implementation
         return selection
     claims = unable_claims(cls.__name__, call.device) if call.stated_on is None else ()
     return dataclasses.replace(selection, remarks=(*claims, *registry().remarks()))
+
+
+def _exchange(before: Any, entry: Any) -> None:
+    """Let look-ups that gave the entry `before` give another. Their tables are new, so no call repeats one of before."""
+    for cls in _op_classes:
+        known = cls._entries.copy()  # pyright: ignore[reportPrivateUsage] - the tables are this module's
+        if any(one is before for one in known.values()):
+            cls._entries = {key: entry if one is before else one for key, one in known.items()}
 
 
 def _swap_tables() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from torch.compiler import is_dynamo_compiling
 
 from tileops.call_spec import CallSpec
 from tileops.errors import DeclarationError, InputError
+from tileops.torch_schema import names_of
 
 if TYPE_CHECKING:
     from typing_extensions import Never
@@ -64,25 +65,53 @@ def arguments_in_order(cls: OpClass, tensors: tuple[Any, ...], named: dict[str, 
     return bound.args
 
 
+def kernel_arguments(interface: Any, names: Sequence[str], tensors: Sequence[Any]) -> Sequence[Any]:
+    """Of an op's arguments, called `names`, those that an interface takes. All, where it has other names for them."""
+    taken = names_of(interface.forward)
+    if not set(taken) <= set(names):
+        return tensors
+    given = dict(zip(names, tensors))
+    return [given.get(name) for name in taken]
+
+
 def asked_for(op: Any, tensors: Sequence[Any]) -> tuple[str, CallSpec]:
     """The interface and the spec that a call of `op` with these tensors asks for. Nothing is run."""
     arguments = arguments_in_order(cast("OpClass", type(op)), tuple(tensors), {})
     op.check(*arguments)
-    probe = copy.copy(op)
-    probe.kernel_for = _stop_at
-    try:
-        probe.forward(*arguments)
-    except _Asked as asked:
-        return asked.interface, asked.call
-    raise DeclarationError(f"{type(op).__name__}.forward asks for no kernel with these tensors")
+    asked = _stopped(op, arguments, _stop_at)
+    return asked.interface, asked.call
+
+
+def kernel_arguments(op: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """What `forward` with these tensors calls its kernel with. They are checked and laid out; no kernel is run."""
+
+    def kernel_for(interface: str, call: CallSpec) -> Callable[..., Any]:
+        def stop(*arguments: Any) -> Never:
+            raise _Asked(interface, call, arguments)
+
+        return stop
+
+    return _stopped(op, tensors, kernel_for).arguments
 
 
 class _Asked(Exception):  # noqa: N818 - no error: it carries a question out of `forward`
-    def __init__(self, interface: str, call: CallSpec) -> None:
+    def __init__(self, interface: str, call: CallSpec, arguments: tuple[Any, ...] = ()) -> None:
         super().__init__(interface)
         self.interface = interface
         self.call = call
+        self.arguments = arguments
 
 
 def _stop_at(interface: str, call: CallSpec) -> Never:
     raise _Asked(interface, call)
+
+
+def _stopped(op: Any, tensors: Sequence[Any], kernel_for: Callable[[str, CallSpec], Any]) -> _Asked:
+    """Where `forward` gets to with a `kernel_for` that stops it."""
+    probe = copy.copy(op)
+    probe.kernel_for = kernel_for
+    try:
+        probe.forward(*tensors)
+    except _Asked as asked:
+        return asked
+    raise DeclarationError(f"{type(op).__name__}.forward asks for no kernel with these tensors")

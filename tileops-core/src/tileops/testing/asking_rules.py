@@ -16,7 +16,8 @@ from tileops.backend.units import Implementation
 from tileops.call_spec import CallSpec
 from tileops.device import ArchRange
 from tileops.errors import DeclarationError
-from tileops.kernels.kernel_base import check_kernel_class
+from tileops.kernels.configurations import listed_configurations
+from tileops.kernels.declarations import check_kernel_class
 from tileops.ops.implementations import implementations
 from tileops.ops.selecting import select
 from tileops.testing.broken_rule import NotTried, RuleBroken, named, shown_error
@@ -28,7 +29,7 @@ from tileops.testing.variations import alternatives, changed
 from tileops.verdict import IN_TREE, Failure, Selection
 
 FACTS: Final = "declared facts are honoured"
-PURE: Final = "refusal and entry_for are pure and total"
+PURE: Final = "refusal, entry_for and configurations are pure and total"
 AMBIGUITY: Final = "nothing is ambiguous among the backend's own implementations and the in-tree ones"
 
 
@@ -69,7 +70,7 @@ def _is_device_type(device_type: str) -> bool:
 
 
 def check_purity(subject: Subject, limits: Limits) -> None:
-    """Ask `refusal`, and of served calls `entry_for`, about the samples and about specs generated from them."""
+    """Ask `refusal`, and of served calls `entry_for` and `configurations`, about the samples and about specs generated from them."""
     bases = askable(subject)
     if not bases:
         raise NotTried("it is available for no sample call, on no board that is known")
@@ -119,6 +120,7 @@ def _check_answers(subject: Subject, call: CallSpec) -> None:
         raise _impure(subject, call, found, change)
     if refused is None:
         _answer(subject, call, "entry_for")
+        _answer(subject, call, "configurations")
     moved = changes(before, read_state())
     if moved:
         raise _impure(subject, call, f"the answer changed global state: {moved}", "leave it as it is")
@@ -136,13 +138,15 @@ def _answer(subject: Subject, call: CallSpec, method: str) -> Any:
 
 
 def _asked(subject: Subject, call: CallSpec, method: str) -> Any:
-    """One answer of `refusal`, or the identity that `entry_for` gives."""
+    """One answer: of `entry_for` the identity, of `configurations` what can be put on record."""
     answer = None
     with out_of_reach() as reached:
         try:
             answer = getattr(subject.cls, method)(call)
             if method == "entry_for":
                 answer = _identity(answer)
+            if method == "configurations":
+                answer = listed_configurations(subject.cls, call)
         except Exception as error:
             if not reached:
                 change = "answer every call, also one that no sample is like: refusal says why it is not served"

@@ -10,6 +10,7 @@ import pytest
 from tileops.backend.units import Builder
 from tileops.testing.asking_rules import check_ambiguity, check_declared_facts, check_purity, overlaps
 from tileops.testing.broken_rule import NotTried, RuleBroken
+from tileops.testing.configuration_rules import check_configurations
 from tileops.testing.fresh_process import ORDERS
 from tileops.testing.loading_rules import check_cheap, check_loads, check_no_trace_of_loading
 from tileops.testing.running_rules import (
@@ -116,6 +117,10 @@ class ConformanceTests:
     def test_an_entry_gives_the_same_bits_from_four_threads(self, subject: Subject) -> None:
         """An entry is shared by all threads, so it keeps nothing between calls."""
         self._run(check_threads, subject)
+
+    def test_every_configuration_agrees_with_the_reference(self, subject: Subject) -> None:
+        """Tuning may take any that a kernel lists, so each builds and is right."""
+        self._run(check_configurations, subject)
 
     def test_building_and_running_change_no_global_state(self, subject: Subject) -> None:
         """They leave the process as it was."""

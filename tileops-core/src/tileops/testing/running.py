@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tileops.call_spec import CallSpec
+from tileops.kernels.configurations import Choice, Take, take_default, taking
 from tileops.kernels.kernel_base import KernelInterface
 from tileops.ops.entries import run_factory
 from tileops.testing.global_state import changes, read_state
@@ -27,19 +28,27 @@ class Built:
     Args:
         entry: What the factory returned.
         moved: What building it changed of the global state, as a clause; empty where nothing was.
+        choices: The kernels of the entry that list configurations.
     """
 
     entry: Callable[..., Any]
     moved: str
+    choices: tuple[Choice, ...]
 
 
 @functools.lru_cache(maxsize=1024)
 def built(subject: Subject, call: CallSpec) -> Built:
     """The entry that the implementation's own factory builds for `call`: no two calls share one."""
+    return built_in(subject, call, take_default)
+
+
+def built_in(subject: Subject, call: CallSpec, take: Take) -> Built:
+    """The same in the configurations that `take` says, built anew."""
     _, factory = subject.cls.entry_for(call)
     before = read_state()
-    entry = run_factory(subject.implementation, call, factory)
-    return Built(entry, changes(before, read_state()))
+    with taking(take) as build:
+        entry = run_factory(subject.implementation, call, factory)
+    return Built(entry, changes(before, read_state()), build.choices)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -169,6 +169,11 @@ def most_different(
     return tuple(chosen)
 
 
+def largest(calls: Sequence[CallSpec], interface: type[KernelInterface[Any]], limits: Limits) -> CallSpec:
+    """The call whose sample tensors have the most elements."""
+    return max(calls, key=lambda call: _elements(interface, call, limits.elements))
+
+
 def _facts_of(call: CallSpec) -> frozenset[tuple[str, Any]]:
     return frozenset((field.name, getattr(call, field.name)) for field in dataclasses.fields(call))
 

@@ -134,11 +134,12 @@ def _suggested(op: Any, call: CallSpec) -> Iterator[dict[str, Any]]:
 
 
 def _choices(parameter: inspect.Parameter, fields: Mapping[str, Any]) -> Sequence[Any]:
-    """A field of the parameter's name; else both flags, the default, or each size of the spec as a shape."""
+    """A field of the parameter's name; else both flags, the default, or each size of the spec as a shape and as it is."""
     if parameter.name in fields:
         return (fields[parameter.name],)
     if isinstance(parameter.default, bool):
         return (parameter.default, not parameter.default)
     if parameter.default is not inspect.Parameter.empty:
         return (parameter.default,)
-    return [(value,) for value in fields.values() if isinstance(value, int) and not isinstance(value, bool)]
+    sizes = [value for value in fields.values() if isinstance(value, int) and not isinstance(value, bool)]
+    return [*((size,) for size in sizes), *sizes]

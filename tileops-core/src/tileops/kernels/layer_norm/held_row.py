@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, final
 
 from torch import Tensor
 
 from tileops.device import at_least
+from tileops.kernels.configurations import Configuration
 from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.layer_norm.interface import LayerNorm, LayerNormCall
 from tileops.kernels.row_launch import Launch, launch_rows, row_launch
-from tileops.kernels.row_plan import held_row_plan, longest_held_row
+from tileops.kernels.row_plan import held_row_configurations, held_row_plan, longest_held_row
 
 
 @final
@@ -35,6 +37,11 @@ class HeldRowLayerNorm(LayerNorm):
         identity = (call.device, call.n, call.dtype, call.eps, call.weight_dtype, call.bias_dtype)
         return identity, lambda: cls(call)
 
+    @classmethod
+    def configurations(cls, call: LayerNormCall) -> Sequence[Configuration]:
+        """Threads of a row and rows of a block."""
+        return held_row_configurations(call.n, call.dtype)
+
     def __init__(self, call: LayerNormCall) -> None:
         # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
         from tileops.kernels.compiled_program import compile_program
@@ -43,6 +50,7 @@ class HeldRowLayerNorm(LayerNorm):
         super().__init__(call)
         plan = held_row_plan(call.n, call.dtype)
         assert plan is not None, "refusal() refuses such rows"
+        plan = dataclasses.replace(plan, **self.configuration)
         program = layer_norm_held_row(plan, call.dtype, call.eps, call.weight_dtype, call.bias_dtype)
         self._n = call.n
         self._launch: Launch = compile_program(program, call.arch)

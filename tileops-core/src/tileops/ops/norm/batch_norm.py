@@ -160,11 +160,11 @@ class BatchNormFwdOp(Op):
     ) -> None:
         """Refuse arguments that do not fit."""
         beside = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
-        check_channels("batch norm", x, **beside)
+        check_channels("batch norm", x, beside)
         check_pair(running_mean, running_var)
         self._check_values(x, running_mean)
         if self.training and running_mean is not None:
-            check_running_written(x, **beside)
+            check_running_written(x, beside)
 
     def _check_values(self, x: Tensor, running_mean: Tensor | None) -> None:
         """Refuse a call without statistics, and one whose statistics are of single values."""

@@ -108,7 +108,7 @@ class BatchNormBwdOp(BackwardOp):
 
     def check(self, grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None = None) -> None:
         """Refuse arguments that do not fit."""
-        check_channels("batch norm", x, weight=weight)
+        check_channels("batch norm", x, {"weight": weight})
         check_like("grad", grad, x)
         check_constants(x, mean, invstd)
 

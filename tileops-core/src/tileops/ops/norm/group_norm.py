@@ -63,7 +63,7 @@ class GroupNormFwdOp(Op):
 
     def check(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> None:
         """Refuse arguments that do not fit."""
-        check_channels("group norm", x, weight=weight, bias=bias)
+        check_channels("group norm", x, {"weight": weight, "bias": bias})
         check_divides(x, self.num_groups)
 
     def call_sizes(self, x: Tensor, *beside: Tensor | None) -> Sizes:

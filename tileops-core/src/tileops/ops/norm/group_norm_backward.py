@@ -85,7 +85,7 @@ class GroupNormBwdOp(BackwardOp):
 
     def check(self, grad: Tensor, x: Tensor, weight: Tensor | None = None) -> None:
         """Refuse arguments that do not fit."""
-        check_channels("group norm", x, weight=weight)
+        check_channels("group norm", x, {"weight": weight})
         check_divides(x, self.num_groups)
         check_like("grad", grad, x)
 

@@ -33,7 +33,6 @@ from tileops.ops.norm.running import (
 from tileops.ops.norm.shape import check_channels, dtype_of, empty_in_order
 from tileops.ops.op_base import Op
 from tileops.torch_boundary import TorchOp
-from tileops.torch_guards import Sizes
 
 
 class InstanceNormFwdOp(Op):
@@ -67,7 +66,8 @@ class InstanceNormFwdOp(Op):
     sharding = instance_norm_sharding.forward
     any_layout = True  # the result has x's memory order
     torch_ops = {
-        "": TorchOp(where={"use_input_stats": True}, writes=("running_mean", "running_var")),
+        "": TorchOp(where={"use_input_stats": True}, omits=("momentum",), absent=("running_mean", "running_var")),
+        "train": TorchOp(where={"use_input_stats": True}, writes=("running_mean", "running_var")),
         "infer": TorchOp(where={"use_input_stats": False}, omits=("momentum",), writes=()),
     }
 
@@ -148,7 +148,7 @@ class InstanceNormFwdOp(Op):
     ) -> None:
         """Refuse arguments that do not fit."""
         beside = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
-        check_channels("instance norm", x, **beside)
+        check_channels("instance norm", x, beside)
         check_pair(running_mean, running_var)
         if not self.use_input_stats:
             if running_mean is None:
@@ -162,13 +162,7 @@ class InstanceNormFwdOp(Op):
                 "of its input, instance norm takes at least two"
             )
         elif running_mean is not None:
-            check_running_written(x, **beside)
-
-    def call_sizes(self, x: Tensor, *beside: Tensor | None) -> Sizes | None:
-        """All sizes: the number of rows has a class in the spec. None with running statistics, which may be copied."""
-        if any(one is not None for one in beside[:2]):
-            return None
-        return [tuple(x.shape), *([tuple(x.shape[1:2])] * len(beside))]
+            check_running_written(x, beside)
 
     def empty_results(
         self,

@@ -14,10 +14,8 @@ from tileops.ops.backward_op import BackwardOp
 from tileops.ops.checks import check_like, check_number
 from tileops.ops.norm import instance_norm_sharding
 from tileops.ops.norm.batch_norm_backward import batch_norm_bwd_call, check_constants, gradients_of_batch
-from tileops.ops.norm.group_norm_backward import GroupNormBwdOp
 from tileops.ops.norm.groups import gradients_of_groups, group_norm_bwd_call
 from tileops.ops.norm.shape import bias_dtype_of, check_channels, empty_gradients
-from tileops.ops.signature import arguments_in_order
 
 
 class InstanceNormBwdOp(BackwardOp):
@@ -101,13 +99,6 @@ class InstanceNormBwdOp(BackwardOp):
             return "group_norm_bwd", group_norm_bwd_call(x, x.shape[1], self.eps, weight, self.need, bias_dtype)
         return "batch_norm_bwd_infer", batch_norm_bwd_call(x, weight, self.need, bias_dtype)
 
-    def formula(self, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        """What `forward` returns, in plain torch. By the statistics of x it is group norm's."""
-        if not self.use_input_stats:
-            return super().formula(*tensors)
-        grad, x, _, _, weight = arguments_in_order(type(self), tensors, {})
-        return GroupNormBwdOp(x.shape[1], self.eps, self.need, self.bias_dtype).formula(grad, x, weight)
-
     def check(
         self,
         grad: Tensor,
@@ -117,7 +108,7 @@ class InstanceNormBwdOp(BackwardOp):
         weight: Tensor | None = None,
     ) -> None:
         """Refuse arguments that do not fit."""
-        check_channels("instance norm", x, weight=weight)
+        check_channels("instance norm", x, {"weight": weight})
         check_like("grad", grad, x)
         if not self.use_input_stats:
             check_constants(x, mean, invstd)

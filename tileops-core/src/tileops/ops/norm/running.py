@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ def check_pair(running_mean: Tensor | None, running_var: Tensor | None) -> None:
         raise InputError(f"{given} is given without {missing}; give both running statistics, or neither in training")
 
 
-def check_running_written(x: Tensor, **beside: Tensor | None) -> None:
+def check_running_written(x: Tensor, beside: Mapping[str, Tensor | None]) -> None:
     """Refuse running statistics whose memory is not theirs alone. They are the first two of `beside`."""
     others = [("x", x), *beside.items()]
     alone = in_storages_of_their_own([tensor for _, tensor in others])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
 import torch
@@ -134,7 +134,7 @@ class GradientsOfRows:
         return [sizes[0], *sizes] if len(self.normalized_shape) == 1 else None
 
 
-def check_channels(what: str, x: Tensor, **beside: Tensor | None) -> None:
+def check_channels(what: str, x: Tensor, beside: Mapping[str, Tensor | None]) -> None:
     """Refuse an x that is not `(N, C, *spatial)`, and tensors beside it without one value per channel.
 
     Args:
