@@ -5,6 +5,7 @@ from tileops.kernels.group_norm.cluster_row import ClusterRowGroupNorm
 from tileops.kernels.group_norm.held_backward import HeldRowGroupNormBwd
 from tileops.kernels.group_norm.held_row import HeldRowGroupNorm
 from tileops.kernels.group_norm.interface import GroupNorm, GroupNormCall
+from tileops.kernels.group_norm.short_backward import ShortRowGroupNormBwd
 from tileops.kernels.group_norm.split_backward import SplitRowGroupNormBwd
 from tileops.kernels.group_norm.split_row import SplitRowGroupNorm
 
@@ -16,6 +17,7 @@ __all__ = [
     "GroupNormCall",
     "HeldRowGroupNorm",
     "HeldRowGroupNormBwd",
+    "ShortRowGroupNormBwd",
     "SplitRowGroupNorm",
     "SplitRowGroupNormBwd",
 ]

@@ -50,7 +50,7 @@ def group_norm_cluster_row(
     element = tilelang_dtype(dtype)
     has_weight, has_bias = weight_dtype is not None, bias_dtype is not None
     parked_shape = (plan.parked_steps, threads, vector) if plan.parked_steps else (1, 1, 1)
-    rows = T.dynamic("rows")
+    rows: Any = T.dynamic("rows")
     all_channels = T.dynamic("all_channels") if has_weight or has_bias else channels
 
     @traced(T.macro)
@@ -130,7 +130,9 @@ def group_norm_cluster_row(
             if plan.parked_steps:
                 # Counted at run time, so that the compiler leaves the loops be: unrolled, they would want more
                 # registers than there are.
-                groups = T.truncdiv(end - (first - thread) - held_steps * threads + group * threads - 1, group * threads)
+                groups = T.truncdiv(
+                    end - (first - thread) - held_steps * threads + group * threads - 1, group * threads
+                )
                 park(moments, x, parked, origin, row, thread, first + held_steps * threads, end, groups)
             merge_block(moments, sum_slots, square_slots, plan.warps)
             merge_cluster(moments, mine, peers, rank, warp, plan.blocks)
@@ -145,7 +147,9 @@ def group_norm_cluster_row(
                     for step in T.unroll(group):
                         for j in T.vectorized(vector):
                             passing[step, j] = parked[turn * group + step, thread, j]
-                    write(y, passing, group, row, group_index, first, end, origin, mean, inverse_deviation, weight, bias)
+                    write(
+                        y, passing, group, row, group_index, first, end, origin, mean, inverse_deviation, weight, bias
+                    )
                     first = first + group * threads
             if keeps_statistics and (rank == 0) and (thread == 0):
                 statistics[0, row] = origin[0] + mean

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tileops.kernels.group_norm.group_rows import GroupRows, Launch, compiled_together
 from tileops.kernels.group_norm.held_backward_plan import LEAST_VECTORS, held_backward_plan
+from tileops.kernels.group_norm.short_backward_plan import parts_of_samples, short_backward_plan
 from tileops.kernels.group_norm.split_plan import IN_FLIGHT, piece_plan, split_plan
 from tileops.kernels.row_plan import vector_elements
 
@@ -66,6 +67,45 @@ class GroupBackward:
             )
         return unserved
 
+    def refusal_as_short(self) -> str | None:
+        """Why a part of a warp does not take such a row; None where it does."""
+        unserved = self.refusal()
+        vector = vector_elements(self.spatial, self.dtype)
+        if unserved is None and self.spatial >= LEAST_VECTORS * vector:
+            return f"channels of {self.spatial} elements; serves fewer than {LEAST_VECTORS} vectors of {vector}"
+        if unserved is None and short_backward_plan(self.n, self.dtype) is None:
+            return f"groups of {self.n} elements; serves those that a warp holds at their alignment"
+        return unserved
+
+
+def build_short(facts: GroupBackward, arch: int, sm_count: int) -> Callable[..., Gradients]:
+    """Compile the programs for short rows; returns what `build_held` does."""
+    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.group_norm.short_backward_program import group_norm_short_backward
+
+    plan = short_backward_plan(facts.n, facts.dtype)
+    assert plan is not None, "refusal() refuses such rows"
+    dtypes = (facts.dtype, facts.weight_dtype, facts.bias_dtype)
+    built: list[Any] = compiled_together(
+        lambda: compile_program(group_norm_short_backward(plan, facts.channels, *dtypes, facts.need), arch),
+        lambda: build_sums(facts, arch),
+    )
+    launch, add_parts = built
+    n, channels, of_x, eps = facts.n, facts.channels, facts.need[0], float(facts.eps)
+
+    def run(grad: Tensor, x: Tensor, weight: Tensor | None) -> Gradients:
+        samples, groups = x.shape[0], x.shape[1] // channels
+        parts = parts_of_samples(plan, samples, groups, sm_count)
+        grad_x = torch.empty_like(x) if of_x else None
+        sums, partials = empty_sums(facts, x), empty_added(facts, x, parts)
+        flat = None if grad_x is None else grad_x.view(-1, n)
+        launch(grad.view(-1, n), x.view(-1, n), weight, flat, *sums, partials, groups, parts, eps)
+        if parts > 1:
+            add_parts(partials, *sums)
+        return (grad_x, *sums)
+
+    return run
+
 
 def build_held(facts: GroupBackward, arch: int) -> Callable[..., Gradients]:
     """Compile the programs for rows that a block holds.
@@ -88,7 +128,7 @@ def build_held(facts: GroupBackward, arch: int) -> Callable[..., Gradients]:
     def run(grad: Tensor, x: Tensor, weight: Tensor | None) -> Gradients:
         rows = x.view(-1, n)
         grad_x = torch.empty_like(x) if of_x else None
-        added = empty_added(facts, x)
+        sums, added = empty_sums(facts, x), empty_added(facts, x, x.shape[0])
         launch(
             grad.view(-1, n),
             rows,
@@ -97,7 +137,8 @@ def build_held(facts: GroupBackward, arch: int) -> Callable[..., Gradients]:
             None if added is None else added.view(-1, rows.shape[0], channels),
             eps,
         )
-        return (grad_x, *add_samples(added))
+        add_samples(added, *sums)
+        return (grad_x, *sums)
 
     return run
 
@@ -124,49 +165,50 @@ def build_split(facts: GroupBackward, arch: int, sm_count: int) -> Callable[...,
 
     def run(grad: Tensor, x: Tensor, weight: Tensor | None) -> Gradients:
         rows = x.numel() // n
-        sums = x.new_empty((SUMS, rows * channels, pieces.pieces), dtype=torch.float32)
-        measure(grad.view(-1, spatial), x.view(-1, spatial), sums)
+        of_pieces = x.new_empty((SUMS, rows * channels, pieces.pieces), dtype=torch.float32)
+        measure(grad.view(-1, spatial), x.view(-1, spatial), of_pieces)
         part_vectors, parts = rows_plan.cut(rows, sm_count) if of_x else (0, 1)
         grad_x = torch.empty_like(x) if of_x else None
-        added = empty_added(facts, x)
+        sums, added = empty_sums(facts, x), empty_added(facts, x, x.shape[0])
         apply(
             grad.view(-1, n),
             x.view(-1, n),
             weight if of_x else None,
-            sums.view(SUMS, rows, -1),
+            of_pieces.view(SUMS, rows, -1),
             None if grad_x is None else grad_x.view(-1, n),
             None if added is None else added.view(-1, rows, channels),
             parts,
             part_vectors,
             eps,
         )
-        return (grad_x, *add_samples(added))
+        add_samples(added, *sums)
+        return (grad_x, *sums)
 
     return run
 
 
-def build_sums(facts: GroupBackward, arch: int) -> Callable[[Tensor | None], tuple[Tensor | None, Tensor | None]]:
-    """A function of what `empty_added` gave, filled, that returns the gradients of weight and bias, as far as wanted."""
-    if not any(facts.need[1:]):
-        return lambda _: (None, None)
+def build_sums(facts: GroupBackward, arch: int) -> Launch:
+    """The program that adds up `(sums wanted, samples, channels)` over the samples, into what `empty_sums` gives."""
     from tileops.kernels.compiled_program import compile_program
     from tileops.kernels.group_norm.split_backward_program import sums_over_batch
 
-    dtypes = facts.dtypes_of_sums
-    launch: Launch = compile_program(sums_over_batch(*dtypes), arch)
-
-    def add(added: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        assert added is not None
-        grad_weight, grad_bias = (
-            None if dtype is None else added.new_empty(added.shape[2], dtype=dtype) for dtype in dtypes
-        )
-        launch(added, grad_weight, grad_bias)
-        return grad_weight, grad_bias
-
-    return add
+    return compile_program(sums_over_batch(*facts.dtypes_of_sums), arch) if any(facts.need[1:]) else _nothing
 
 
-def empty_added(facts: GroupBackward, x: Tensor) -> Tensor | None:
-    """For what each channel of each sample adds to the gradients of weight and bias; None where neither is wanted."""
+def _nothing(*_: object) -> None:
+    """No sums are wanted."""
+
+
+def empty_sums(facts: GroupBackward, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of weight and bias, as far as wanted, to be filled."""
+    weight_dtype, bias_dtype = facts.dtypes_of_sums
+    return (
+        None if weight_dtype is None else x.new_empty(x.shape[1], dtype=weight_dtype),
+        None if bias_dtype is None else x.new_empty(x.shape[1], dtype=bias_dtype),
+    )
+
+
+def empty_added(facts: GroupBackward, x: Tensor, parts: int) -> Tensor | None:
+    """For what `parts` of the batch add to the gradients of weight and bias; None where neither is wanted."""
     count = sum(facts.need[1:])
-    return x.new_empty((count, *x.shape[:2]), dtype=torch.float32) if count else None
+    return x.new_empty((count, parts, x.shape[1]), dtype=torch.float32) if count else None

@@ -18,7 +18,16 @@ from tileops.kernels.shared_program import (
     tilelang_dtype,
 )
 
-__all__ = ["affine_shape", "affine_type", "affine_width", "groups_of", "load_affine", "load_chunk", "take_first", "write_normalised"]
+__all__ = [
+    "affine_shape",
+    "affine_type",
+    "affine_width",
+    "groups_of",
+    "load_affine",
+    "load_chunk",
+    "take_first",
+    "write_normalised",
+]
 
 
 def affine_type(dtype: torch.dtype | None) -> str:

@@ -28,7 +28,11 @@ SUMS = 4
 
 
 def group_norm_held_backward(
-    plan: HeldBackwardPlan, dtype: torch.dtype, weight_dtype: torch.dtype | None, need: tuple[bool, bool, bool], arch: int
+    plan: HeldBackwardPlan,
+    dtype: torch.dtype,
+    weight_dtype: torch.dtype | None,
+    need: tuple[bool, bool, bool],
+    arch: int,
 ) -> Callable[..., Any]:
     """Compile what `group_norm_split_gradients` computes, in one launch.
 
@@ -45,7 +49,7 @@ def group_norm_held_backward(
     steps, together = tuple(range(plan.steps)), tuple(range(plan.channels_per_warp))
     turns = tuple(range(ceil_div(plan.slots, WARP)))
     mine_shape = (plan.warps, len(together), SUMS) if plan.blocks > 1 else (1, 1, 1)
-    rows = T.dynamic("rows")
+    rows: Any = T.dynamic("rows")
     all_channels = T.dynamic("all_channels") if has_weight else channels
 
     def place(step, part, lane):
