@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tileops.kernels.group_norm.group_rows import GroupRows, Launch, compiled_together
-from tileops.kernels.group_norm.held_backward_plan import LEAST_VECTORS, held_backward_plan
+from tileops.kernels.group_norm.held_backward_plan import LEAST_VECTORS, HeldBackwardPlan
 from tileops.kernels.group_norm.short_backward_plan import parts_of_samples, short_backward_plan
 from tileops.kernels.group_norm.split_plan import IN_FLIGHT, piece_plan, split_plan
 from tileops.kernels.row_plan import vector_elements
@@ -56,14 +56,14 @@ class GroupBackward:
         affine = (self.weight_dtype, self.bias_dtype)
         return GroupRows(self.channels, self.spatial, self.dtype, self.eps, *affine).refusal()
 
-    def refusal_to_hold(self) -> str | None:
-        """Why a block cannot hold x and the gradient of such a row in registers; None where it can."""
+    def refusal_to_hold(self, plan: HeldBackwardPlan | None) -> str | None:
+        """Why no `plan` holds x and the gradient of such a row in registers; None where one does."""
         unserved = self.refusal()
-        if unserved is None and held_backward_plan(self.channels, self.spatial, self.dtype) is None:
+        if unserved is None and plan is None:
             return (
                 f"groups of {self.channels} channels of {self.spatial} elements; serves channels of {LEAST_VECTORS} "
-                f"vectors of {vector_elements(self.spatial, self.dtype)} or more, in groups that the registers of a "
-                "block hold beside their gradient"
+                f"vectors of {vector_elements(self.spatial, self.dtype)} or more, in groups that registers hold beside "
+                "their gradient"
             )
         return unserved
 
@@ -107,7 +107,7 @@ def build_short(facts: GroupBackward, arch: int, sm_count: int) -> Callable[...,
     return run
 
 
-def build_held(facts: GroupBackward, arch: int) -> Callable[..., Gradients]:
+def build_held(facts: GroupBackward, plan: HeldBackwardPlan, arch: int) -> Callable[..., Gradients]:
     """Compile the programs for rows that a block holds.
 
     Returns:
@@ -116,8 +116,6 @@ def build_held(facts: GroupBackward, arch: int) -> Callable[..., Gradients]:
     # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
     from tileops.kernels.group_norm.held_backward_program import group_norm_held_backward
 
-    plan = held_backward_plan(facts.channels, facts.spatial, facts.dtype)
-    assert plan is not None, "refusal() refuses such rows"
     built: list[Any] = compiled_together(
         lambda: group_norm_held_backward(plan, facts.dtype, facts.weight_dtype, facts.need, arch),
         lambda: build_sums(facts, arch),

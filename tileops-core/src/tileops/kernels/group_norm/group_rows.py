@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tileops.kernels.dtypes import refusal_of_dtypes
-from tileops.kernels.group_norm.cluster_plan import cluster_plan
+from tileops.kernels.group_norm.cluster_plan import LONE_BYTES, cluster_plan
 from tileops.kernels.group_norm.split_plan import split_plan
-from tileops.kernels.row_plan import held_row_plan, longest_held_row
+from tileops.kernels.row_plan import HELD_BY_FEW, RowPlan, held_row_plan, longest_held_row
 
 Normalise = Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
 """Takes x, weight, bias and the statistics to fill, (2, rows) in float32 or None; returns y."""
@@ -58,20 +58,30 @@ class GroupRows:
             return f"groups of {self.n} elements; serves up to {MOST_ELEMENTS}"
         return unserved
 
-    def refusal_to_hold(self) -> str | None:
-        """Why a block cannot hold such a row in registers; None where it can."""
+    def refusal_to_hold(self, arch: int, smem_budget: int) -> str | None:
+        """Why one block does not hold such a row in registers; None where it does."""
         unserved = self.refusal()
+        if unserved is None and cluster_plan(self.n, self.dtype, arch, smem_budget) is not None:
+            return (
+                f"groups of {self._bytes} bytes; serves up to {LONE_BYTES} where a cluster of blocks takes longer ones"
+            )
         if unserved is None and held_row_plan(self.n, self.dtype) is None:
             most = longest_held_row(self.n, self.dtype)
             return f"groups of {self.n} elements; serves up to {most} of {self.dtype} at their alignment"
         return unserved
 
-    def refusal_to_cluster(self, smem_budget: int) -> str | None:
+    def refusal_to_cluster(self, arch: int, smem_budget: int) -> str | None:
         """Why a cluster of blocks does not hold such a row; None where it does."""
         unserved = self.refusal()
-        if unserved is None and cluster_plan(self.n, self.dtype, smem_budget) is None:
-            return f"groups of {self.n} elements"
+        if unserved is None and cluster_plan(self.n, self.dtype, arch, smem_budget) is None:
+            return (
+                f"groups of {self._bytes} bytes; serves those above {LONE_BYTES} that stay on chip at their alignment"
+            )
         return unserved
+
+    @property
+    def _bytes(self) -> int:
+        return self.n * self.dtype.itemsize
 
 
 def build_held(facts: GroupRows, arch: int) -> Normalise:
@@ -80,8 +90,7 @@ def build_held(facts: GroupRows, arch: int) -> Normalise:
     from tileops.kernels.compiled_program import compile_program
     from tileops.kernels.group_norm.held_row_program import group_norm_held_row
 
-    plan = held_row_plan(facts.n, facts.dtype)
-    assert plan is not None, "refusal() refuses such rows"
+    plan = lone_plan(facts.n, facts.dtype)
     dtypes = (facts.dtype, facts.weight_dtype, facts.bias_dtype)
     launch: Launch = compile_program(
         group_norm_held_row(plan, facts.channels, *dtypes, keeps_statistics=facts.keeps_statistics), arch
@@ -89,11 +98,22 @@ def build_held(facts: GroupRows, arch: int) -> Normalise:
     return _one_launch(launch, facts)
 
 
+def lone_plan(n: int, dtype: torch.dtype) -> RowPlan:
+    """How one block holds a row: as a row norm does, but twice 256 threads where those hold many registers each.
+
+    Measured on an H200 in float16, (16, 64, 128, 128) as instances: 256 threads take 23.2 µs, 512 take 18.6.
+    """
+    plan = held_row_plan(n, dtype)
+    assert plan is not None, "refusal() refuses such rows"
+    many = plan.lanes == 256 and plan.held_registers > HELD_BY_FEW
+    return dataclasses.replace(plan, lanes=512) if many else plan
+
+
 def build_cluster(facts: GroupRows, arch: int, smem_budget: int) -> Normalise:
     """Compile the program for rows that a cluster of blocks holds."""
     from tileops.kernels.group_norm.cluster_row_program import group_norm_cluster_row
 
-    plan = cluster_plan(facts.n, facts.dtype, smem_budget)
+    plan = cluster_plan(facts.n, facts.dtype, arch, smem_budget)
     assert plan is not None, "refusal() refuses such rows"
     dtypes = (facts.dtype, facts.weight_dtype, facts.bias_dtype)
     launch = group_norm_cluster_row(plan, facts.channels, *dtypes, arch, keeps_statistics=facts.keeps_statistics)

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from tileops.kernels.group_norm.cluster_plan import CLUSTER_ARCH
 from tileops.kernels.row_plan import (
     MOST_THREADS,
     REGISTERS_PER_SM,
@@ -20,14 +21,21 @@ WARP: Final = 32
 LEAST_VECTORS: Final = 16
 """Vectors of a channel that a warp takes, at least: with fewer, most of its lanes have none."""
 
-ENOUGH_HELD: Final = 32
-"""Registers of x and gradient that a thread fills at a time: more threads would be for nothing."""
+EASILY_HELD: Final = 40
+"""Registers of x and gradient that a thread holds without spilling, whatever share of an SM it has."""
 
 MOST_HELD: Final = 64
-"""The same at most, where a block has no more threads to share them."""
+"""The same at most, where nothing less holds a row."""
 
-WORKING_REGISTERS: Final = 38
-"""Registers beside them: addresses, unpacked values, sums."""
+SPARE: Final = ((32, 32), (40, 38), (64, 40))
+"""Up to how many such registers, how many more a thread works with: addresses, unpacked values, sums."""
+
+LEAST_CLUSTER_BYTES: Final = 48 * 1024
+"""Bytes of x in a row from which a cluster of blocks may take it.
+
+Measured on an H200 in float16, µs of one block and clusters of 2 and 4, with the launch of the sums over the batch:
+20 KB a row (2, 1280, 16, 16) 6.2, 6.7, 6.9; 40 KB (2, 640, 32, 32) 7.2, 7.7, 7.8; 80 KB (2, 320, 64, 64) 11.8, 10.1, 11.2.
+"""
 
 MOST_REGISTERS: Final = 248
 """Registers of one thread, on every architecture served, in the eights in which they are given out."""
@@ -89,30 +97,51 @@ class HeldBackwardPlan(NamedTuple):
 
     @property
     def registers(self) -> int:
-        """Registers that a thread may take, by which blocks share an SM as far as held and working ones allow."""
-        needed = (self.held_registers + WORKING_REGISTERS) * self.threads
-        blocks = max(1, min(THREADS_PER_SM // self.threads, REGISTERS_PER_SM // needed))
-        return min(MOST_REGISTERS, REGISTERS_PER_SM // (blocks * self.threads) // 8 * 8)
+        """Registers that a thread may take, such that `blocks_per_sm` share an SM."""
+        return min(MOST_REGISTERS, REGISTERS_PER_SM // (max(1, self.blocks_per_sm) * self.threads) // 8 * 8)
 
     @property
-    def fits(self) -> bool:
-        """Whether a thread has registers for its part, beside those that it works with."""
-        needed = self.held_registers + WORKING_REGISTERS
-        return self.threads <= MOST_THREADS and needed <= min(MOST_REGISTERS, REGISTERS_PER_SM // self.threads)
+    def blocks_per_sm(self) -> int:
+        """Blocks that share an SM; 0 where a thread has no registers for its part."""
+        spare = next((spare for held, spare in SPARE if self.held_registers <= held), MOST_REGISTERS)
+        needed = self.held_registers + spare
+        if self.threads > MOST_THREADS or needed > MOST_REGISTERS:
+            return 0
+        return min(THREADS_PER_SM // self.threads, REGISTERS_PER_SM // (needed * self.threads))
+
+    def on_chip(self, rows: int, sm_count: int) -> int:
+        """Registers of an SM that hold `rows` and their gradient: the more, the more reads are in flight."""
+        resident = min(self.blocks_per_sm, ceil_div(rows * self.blocks, self.rows_per_block * sm_count))
+        return resident * self.rows_per_block * ceil_div(2 * self.words * self.channels * self.vectors, self.blocks)
 
 
-def held_backward_plan(channels: int, spatial: int, dtype: torch.dtype, blocks: int = 1) -> HeldBackwardPlan | None:
-    """The fewest threads that hold a row with `ENOUGH_HELD` registers each, else the most that can; None where none can.
+def held_backward_plan(
+    channels: int, spatial: int, dtype: torch.dtype, rows: int, arch: int, sm_count: int
+) -> HeldBackwardPlan | None:
+    """What keeps most of `rows` on chip, where a warp has work enough; None where nothing holds a row.
 
-    The warps of a row are the same in each of the `blocks`.
+    Measured on an H200 in float16, µs by KiB that an SM holds: (16, 128, 128, 128) in 32 groups 67.9 of 130, 75.0 of 96,
+    78.4 of 64; (32, 256, 56, 56) 51.4 of 120, 56.4 of 96, 69.1 of 64.
     """
     vector = vector_elements(spatial, dtype)
     if spatial // vector < LEAST_VECTORS:
         return None
+    clusters = (2, 4, 8) if arch >= CLUSTER_ARCH and channels * spatial * dtype.itemsize > LEAST_CLUSTER_BYTES else ()
     facts = (channels, spatial, vector, vector_words(vector, dtype))
-    shares = [(1, together) for together in (8, 4, 2) if together <= channels]
-    shares += [(share, 1) for share in range(1, WARP * blocks + 1)]
-    plans = [HeldBackwardPlan(*facts, *share, blocks) for share in shares]
-    fitting = [plan for plan in plans if plan.fits and plan.is_even and plan.held_registers <= MOST_HELD]
-    enough = [plan for plan in fitting if plan.held_registers <= ENOUGH_HELD]
-    return enough[0] if enough else fitting[-1] if fitting else None
+    plans = [
+        HeldBackwardPlan(*facts, *share, blocks) for blocks in (1, *clusters) for share in _shares(channels, blocks)
+    ]
+    fitting = [plan for plan in plans if plan.blocks_per_sm and plan.is_even]
+    easy = [plan for plan in fitting if plan.held_registers <= EASILY_HELD]
+    # Of equals, the fewest blocks and threads.
+    return max(
+        easy or fitting,
+        key=lambda plan: (plan.on_chip(rows, sm_count), -plan.blocks, -plan.threads),
+        default=None,
+    )
+
+
+def _shares(channels: int, blocks: int) -> list[tuple[int, int]]:
+    """Warps of a channel, and channels of a warp."""
+    several = [(1, together) for together in (8, 4, 2) if together <= channels]
+    return several + [(share, 1) for share in range(1, WARP * blocks + 1)]

@@ -60,6 +60,7 @@ def group_norm_split_moments(plan: SplitPlan, dtype: torch.dtype) -> Any:
         with T.Kernel(parts * rows, threads=threads) as block:
             T.annotate_min_blocks_per_sm(plan.blocks_per_sm)
             held = T.alloc_local((unroll, vector), element)
+            coming = T.alloc_local((unroll, vector), element)
             moments = T.alloc_local((3,), "float32")
             origin = T.alloc_local((1,), "float32")
             slots = T.alloc_shared((threads // WARP, 3), "float32")
@@ -74,8 +75,13 @@ def group_norm_split_moments(plan: SplitPlan, dtype: torch.dtype) -> Any:
             take_origin(origin, x, None, row, vector, dtype)
             for i in T.unroll(3):
                 moments[i] = 0.0
+            load_chunk(x, coming, row, first, end, threads, unroll, vector)
             for _ in T.serial(T.ceildiv(part_vectors, plan.chunk_vectors)):
-                load_chunk(x, held, row, first, end, threads, unroll, vector)
+                for step in T.unroll(unroll):
+                    for j in T.vectorized(vector):
+                        held[step, j] = coming[step, j]
+                # The next chunk is under way while this one is summed.
+                load_chunk(x, coming, row, first + plan.chunk_vectors, end, threads, unroll, vector)
                 add_moments(moments, held, origin, dtype, first, threads, end, unroll, vector)
                 first = first + plan.chunk_vectors
             block_merge_moments(moments, slots, threads)

@@ -11,9 +11,10 @@ from torch import Tensor
 from tileops.call_spec import size_class
 from tileops.errors import InputError
 from tileops.kernels.batch_norm import BatchNormInfer, ElementwiseBatchNorm
-from tileops.kernels.group_norm import GroupNorm, HeldRowGroupNorm, SplitRowGroupNorm
+from tileops.kernels.group_norm import ClusterRowGroupNorm, GroupNorm, HeldRowGroupNorm, SplitRowGroupNorm
 from tileops.kernels.group_norm.interface import ROWS_CAP
 from tileops.kernels.instance_norm import (
+    ClusterRowInstanceNormTrain,
     HeldRowInstanceNormTrain,
     InstanceNormTrain,
     InstanceNormTrainCall,
@@ -57,8 +58,10 @@ class InstanceNormFwdOp(Op):
     }
     kernel_types = {
         "held_row": HeldRowGroupNorm,
+        "cluster_row": ClusterRowGroupNorm,
         "split_row": SplitRowGroupNorm,
         "held_row_train": HeldRowInstanceNormTrain,
+        "cluster_row_train": ClusterRowInstanceNormTrain,
         "split_row_train": SplitRowInstanceNormTrain,
         "elementwise": ElementwiseBatchNorm,
     }
