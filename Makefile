@@ -3,6 +3,7 @@
 # make check  everything that CI runs
 # make fix    repair format and lint
 # make bench  measure the budgets: ratios of things timed in one run (minutes)
+# make compile-all  compile every kernel for every architecture (an hour or two on 2 cores)
 # PYTHON=python3.12 make demo   with a Python of your choice
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
@@ -13,7 +14,7 @@ SOURCES := tileops-core tileops-backend-example tests tools conftest.py
 WORKERS := -n auto --maxprocesses 8 --dist loadfile
 STAGES := format lint types imports wheels budgets
 
-.PHONY: demo test gpu check fix bench environment $(STAGES)
+.PHONY: demo test gpu check fix bench compile-all environment $(STAGES)
 
 demo: environment
 	@$(RUN)/tileops demo
@@ -26,6 +27,9 @@ gpu: environment
 
 bench: environment
 	@$(RUN)/python tests/benchmarks/budgets.py
+
+compile-all: environment
+	@$(RUN)/python tests/ops/compile_all.py
 
 check: test $(STAGES)
 

@@ -9,90 +9,28 @@ how to read the table.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import os
 import platform
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peers import COMPILE, OURS, TITLES, TORCH, Peer, PeerError, parser_of
 from rich.console import Console
 from rich.table import Table
 from timing import order_of, quartiles
 
-FLOOR, TORCH, OURS = "floor", "torch", "tileops"
+FLOOR = "floor"
 TOGETHER = (FLOOR, OURS, TORCH)
 """Timed in one process: two processes differ by some per cent in the same work, and these are compared closely."""
-OWN = (*TOGETHER, "compile")
-TITLES = {FLOOR: "empty_like + executable", TORCH: "torch eager", "compile": "torch.compile"}
+OWN = (*TOGETHER, COMPILE)
+SHOWN = {FLOOR: "empty_like + executable", **TITLES}
 OPS = ("layer_norm", "rms_norm")
 MOST_OVER_FLOOR = 1.2
-
-
-class Peer:
-    """A process that answers requests; what became of it where it does not.
-
-    Args:
-        command: What is run; `host_worker.py` says how it answers.
-        folder: Put first on its import path.
-    """
-
-    def __init__(self, command: Sequence[str], folder: str | None = None) -> None:
-        self.machine = ""
-        environment = dict(os.environ)
-        if folder is not None:
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, environment.get("PYTHONPATH"))))
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with the peer
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=self._log, env=environment, encoding="utf-8"
-        )
-
-    def seconds(self, **request: Any) -> float:
-        """The host time of one request's calls.
-
-        Raises:
-            PeerError: It could not make the call, or is gone.
-        """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            print(json.dumps(request), file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise PeerError(f"its process ended: {self._last_words()}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise PeerError(answer["error"].partition("\n")[0])
-        self.machine = answer.get("on", "")
-        return answer["seconds"]
-
-    def _last_words(self) -> str:
-        self._process.wait()
-        self._log.seek(0)
-        return (self._log.read().strip() or "without a word").rpartition("\n")[2]
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._log):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # a request that an ended process has not read
-                    stream.close()
-
-
-class PeerError(Exception):
-    """A peer that cannot be timed."""
 
 
 @dataclass
@@ -145,12 +83,12 @@ def asked(peer: Peer, result: Result, request: Mapping[str, Any]) -> float | Non
     if result.problem:
         return None
     try:
-        taken = peer.seconds(arm=result.arm, **request)
+        answer = peer.answer(arm=result.arm, **request)
     except PeerError as error:
         result.problem = str(error)
         return None
-    result.on = peer.machine
-    return taken
+    result.on = answer["on"]
+    return answer["seconds"]
 
 
 def table_of(op: str, results: Mapping[str, Result], options: argparse.Namespace) -> Table:
@@ -162,11 +100,11 @@ def table_of(op: str, results: Mapping[str, Result], options: argparse.Namespace
     for name, result in results.items():
         median = result.median
         if median is None:
-            table.add_row(TITLES.get(name, name), "–", f"[dim]{result.problem}[/]", "–", "–")
+            table.add_row(SHOWN.get(name, name), "–", f"[dim]{result.problem}[/]", "–", "–")
             continue
         low, _, high = quartiles(result.seconds)
         ratios = (shown_ratio(over(results, name, base)) for base in (FLOOR, TORCH))
-        table.add_row(TITLES.get(name, name), f"{median * 1e6:.2f}", f"{low * 1e6:.2f}–{high * 1e6:.2f}", *ratios)
+        table.add_row(SHOWN.get(name, name), f"{median * 1e6:.2f}", f"{low * 1e6:.2f}–{high * 1e6:.2f}", *ratios)
     return table
 
 
@@ -203,23 +141,13 @@ def report_of(results: Sequence[Result], options: argparse.Namespace) -> dict[st
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the program out")
+    parser = parser_of(__doc__.partition("\n")[0], OWN)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--n", type=int, default=4096)
     parser.add_argument("--calls", type=int, default=2000, help="calls of one round")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PATH", help="a peer and its folder")
-    parser.add_argument(
-        "--without", action="append", default=[], metavar="NAME", help=f"leave out, of: {', '.join(OWN)}"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args(arguments)
-    for given in options.peer:
-        if not given.partition("=")[2]:
-            parser.error(f"--peer {given}: write NAME=PATH")
-    return options
+    return parser.parse_args(arguments)
 
 
 def started(options: argparse.Namespace) -> dict[str, Peer]:
@@ -227,8 +155,7 @@ def started(options: argparse.Namespace) -> dict[str, Peer]:
     worker = [sys.executable, str(Path(__file__).with_name("host_worker.py")), options.device, options.dtype]
     shared = Peer(worker)
     peers = {name: shared if name in TOGETHER else Peer(worker) for name in OWN if name not in options.without}
-    for given in options.peer:
-        name, _, folder = given.partition("=")
+    for name, folder in options.peer:
         peers[name] = Peer([*worker, folder], folder)
     return peers
 

@@ -4,25 +4,18 @@ It is started as `host_worker.py DEVICE DTYPE [FOLDER]`, FOLDER being a peer's, 
 
     {"arm": "liger", "op": "layer_norm", "rows": 8, "n": 4096, "calls": 2000}
 
-with `{"seconds": …, "on": "torch …"}`, the host time of all calls, or with `{"error": "…"}`. The first request for
-an op and a shape makes the call, compares its result with torch's and warms it up, untimed. Whatever libraries
-print goes to stderr.
+with `{"seconds": …, "on": "torch …"}`, the host time of all calls. The first request for an op and a shape makes
+the call, compares its result with torch's and warms it up, untimed. `serving.py` says the rest.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import site
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-if sys.path and Path(sys.path[0]) == Path(__file__).parent:
-    sys.path.append(sys.path.pop(0))  # a peer's folder comes first
-
+import serving
 import torch
 from host_arms import Call, arm
 from timing import without_gc
@@ -43,22 +36,15 @@ class Worker:
         self._synchronise: Callable[[], Any] = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to one request; a failure is an answer too."""
-        try:
-            with torch.no_grad():
-                call = self._call(request["arm"], request["op"], request["rows"], request["n"])
-                return {"seconds": self._time(call, request["calls"]), "on": self._machine()}
-        except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}"}
+        """The answer to one request."""
+        with torch.no_grad():
+            call = self._call(request["calls"], request["arm"], request["op"], request["rows"], request["n"])
+            return {"seconds": self._time(call, request["calls"]), "on": serving.machine(self.device)}
 
-    def _machine(self) -> str:
-        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
-        return f"torch {torch.__version__}, {name}"
-
-    def _call(self, *key: Any) -> Call:
+    def _call(self, calls: int, *key: Any) -> Call:
         if key not in self._calls:
             call = self._make(*key)
-            for _ in range(WARM_UP):
+            for _ in range(min(WARM_UP, calls)):
                 call()
             self._calls[key] = call
         return self._calls[key]
@@ -88,21 +74,10 @@ class Worker:
         return seconds
 
 
-def serve(worker: Worker, lines: Iterable[str]) -> Iterator[str]:
-    """The answers to the requests, one a line."""
-    for line in lines:
-        yield json.dumps(worker.answer(json.loads(line)))
-
-
 def main() -> None:
     """Answer what stdin asks until it ends."""
     device, dtype, *folders = sys.argv[1:]
-    for folder in folders:
-        site.addsitedir(folder)  # for its .pth files: Python reads none in a folder of PYTHONPATH
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    for answer in serve(Worker(device, dtype), sys.stdin):
-        print(answer, file=answers, flush=True)
+    serving.serve_stdin(Worker(device, dtype).answer, folders)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ import hit_path  # noqa: E402
 import host_arms  # noqa: E402
 import host_time  # noqa: E402
 import host_worker  # noqa: E402
+import peers  # noqa: E402
+import serving  # noqa: E402
 import timing  # noqa: E402
 from record import Budget  # noqa: E402
 
@@ -226,17 +228,16 @@ def test_a_worker_answers_with_seconds_and_refuses_a_wrong_result(tmp_path: Path
     worker = host_worker.Worker("cpu", "float32")
     requests = [{"arm": "fake", "op": op, "rows": 2, "n": 8, "calls": 600} for op in ("layer_norm", "rms_norm")]
     begin = time.perf_counter()
-    right, wrong = map(json.loads, host_worker.serve(worker, map(json.dumps, requests)))
+    right, wrong = map(json.loads, serving.serve(worker.answer, map(json.dumps, requests)))
     assert 0 < right["seconds"] < time.perf_counter() - begin
     assert right["on"].startswith("torch ")
     assert wrong["error"].startswith("AssertionError: Tensor-likes are not close")
 
 
 def test_a_worker_says_that_a_peer_is_not_there() -> None:
-    answer = host_worker.Worker("cpu", "float32").answer(
-        {"arm": "quack", "op": "layer_norm", "rows": 2, "n": 8, "calls": 1}
-    )
-    assert answer == {"error": "ModuleNotFoundError: No module named 'quack'"}
+    request = {"arm": "quack", "op": "layer_norm", "rows": 2, "n": 8, "calls": 1}
+    (answer,) = serving.serve(host_worker.Worker("cpu", "float32").answer, [json.dumps(request)])
+    assert json.loads(answer) == {"error": "ModuleNotFoundError: No module named 'quack'"}
 
 
 def test_the_floor_allocates_and_launches_with_and_without_a_bias() -> None:
@@ -250,12 +251,12 @@ def test_the_floor_allocates_and_launches_with_and_without_a_bias() -> None:
 
 
 def test_peers_are_asked_in_turns_and_one_that_dies_costs_the_others_nothing(asked: argparse.Namespace) -> None:
-    peers = {name: host_time.Peer([sys.executable, "-c", ANSWERS]) for name in ("floor", "tileops", "torch")}
+    processes = {name: peers.Peer([sys.executable, "-c", ANSWERS]) for name in ("floor", "tileops", "torch")}
     try:
-        results = host_time.measured(peers, "layer_norm", asked)
-        dead = host_time.measured(peers, "rms_norm", asked)
+        results = host_time.measured(processes, "layer_norm", asked)
+        dead = host_time.measured(processes, "rms_norm", asked)
     finally:
-        for peer in peers.values():
+        for peer in processes.values():
             peer.close()
     assert [len(result.seconds) for result in results.values()] == [3, 3, 3]
     assert host_time.over(results, "tileops", "floor") == pytest.approx(7 / 5)
@@ -271,19 +272,19 @@ def test_peers_are_asked_in_turns_and_one_that_dies_costs_the_others_nothing(ask
 def test_a_folder_of_a_peer_comes_first_on_its_import_path(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("PYTHONPATH", "behind")
     code = "import json, os, sys; sys.stdin.readline(); print(json.dumps({'error': os.environ['PYTHONPATH']}))"
-    peer = host_time.Peer([sys.executable, "-c", code], str(tmp_path))
+    peer = peers.Peer([sys.executable, "-c", code], str(tmp_path))
     try:
-        with pytest.raises(host_time.PeerError, match=f"^{tmp_path}{os.pathsep}behind$"):
-            peer.seconds(op="layer_norm")
+        with pytest.raises(peers.PeerError, match=f"^{tmp_path}{os.pathsep}behind$"):
+            peer.answer(op="layer_norm")
     finally:
         peer.close()
 
 
 def test_a_peer_that_ended_before_it_was_asked_says_its_last_words_and_is_closed() -> None:
-    peer = host_time.Peer([sys.executable, "-c", "import sys; sys.exit('symbol lookup error')"])
+    peer = peers.Peer([sys.executable, "-c", "import sys; sys.exit('symbol lookup error')"])
     peer._process.wait()
-    with pytest.raises(host_time.PeerError, match="^its process ended: symbol lookup error$"):
-        peer.seconds(op="layer_norm")
+    with pytest.raises(peers.PeerError, match="^its process ended: symbol lookup error$"):
+        peer.answer(op="layer_norm")
     peer.close()
 
 
@@ -292,9 +293,9 @@ def test_a_worker_reads_the_pth_files_of_the_folder_of_a_peer(tmp_path: Path) ->
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "host_peer.py").write_text(FAKE_PEER)
     worker = str(Path(host_worker.__file__))
-    peer = host_time.Peer([sys.executable, worker, "cpu", "float32", str(tmp_path)], str(tmp_path))
+    peer = peers.Peer([sys.executable, worker, "cpu", "float32", str(tmp_path)], str(tmp_path))
     try:
-        assert peer.seconds(arm="fake", op="layer_norm", rows=2, n=8, calls=1) > 0
+        assert peer.answer(arm="fake", op="layer_norm", rows=2, n=8, calls=1)["seconds"] > 0
     finally:
         peer.close()
 

@@ -129,15 +129,17 @@ def names_of(function: Any) -> tuple[str, ...]:
 
 def without_absent(route: Route, tensors: Sequence[Any]) -> Sequence[Any]:
     """The arguments of the torch op, from those of the op."""
-    return [one for at, one in enumerate(tensors) if at not in route.absent] if route.absent else tensors
+    return tuple([one for at, one in enumerate(tensors) if at not in route.absent]) if route.absent else tensors
 
 
 def with_absent(route: Route, tensors: Sequence[Any]) -> Sequence[Any]:
     """The arguments of the op, from those of the torch op."""
+    if not route.absent:
+        return tensors
     arguments = list(tensors)
     for at in route.absent:
         arguments.insert(at, None)
-    return arguments
+    return tuple(arguments)
 
 
 def to_torch(route: Route, results: Any) -> Any:

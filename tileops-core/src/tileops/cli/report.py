@@ -85,8 +85,7 @@ def _error(op: Op, selection: Selection, tensors: Sequence[Tensor | None], resul
     """The largest absolute difference from the interface's reference, computed in float64."""
     exact = [None if tensor is None else tensor.double() for tensor in tensors]
     interface = op.interfaces[selection.interface]
-    taken = kernel_arguments(interface, op.argument_names, exact)
-    reference: Any = interface.reference(selection.call, *taken)
+    reference: Any = interface.reference(selection.call, *kernel_arguments(op, exact))
     expected = [value for value in _as_tuple(reference) if value is not None]
     if len(expected) != len(results):
         return None

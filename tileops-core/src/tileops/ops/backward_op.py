@@ -11,7 +11,8 @@ from torch import Tensor
 from tileops.call_spec import CallSpec
 from tileops.errors import InputError
 from tileops.ops.op_base import Op
-from tileops.ops.signature import asked_for, kernel_arguments
+from tileops.ops.signature import asked_for
+from tileops.torch_schema import names_of
 
 
 class BackwardOp(Op):
@@ -55,9 +56,18 @@ class BackwardOp(Op):
         """
         interface, call = asked_for(self, tensors)
         wide = [None if one is None else one if one.dtype is torch.float64 else one.float() for one in tensors]
-        taker = self.interfaces[interface]
-        results = taker.reference(call, *kernel_arguments(taker, self._routes[0].arguments, wide))
+        taken = _taken(self.interfaces[interface], dict(zip(self._routes[0].arguments, wide)))
+        results = self.interfaces[interface].reference(call, *taken)
         return tuple(
             None if one is None else one.reshape(like.shape).to(like.dtype)
             for one, like in zip(results, self.empty_results(*tensors))
         )
+
+
+def _taken(interface: Any, given: dict[str, Any]) -> list[Any]:
+    """Of an op's arguments those that an interface takes, by name; all, where it has other names for them.
+
+    `kernel_arguments` lays them out on its way, for which tensors of transforms and traces have no memory.
+    """
+    names = names_of(interface.forward)
+    return [given.get(name) for name in names] if set(names) <= given.keys() else list(given.values())

@@ -12,7 +12,6 @@ from torch.compiler import is_dynamo_compiling
 
 from tileops.call_spec import CallSpec
 from tileops.errors import DeclarationError, InputError
-from tileops.torch_schema import names_of
 
 if TYPE_CHECKING:
     from typing_extensions import Never
@@ -63,15 +62,6 @@ def arguments_in_order(cls: OpClass, tensors: tuple[Any, ...], named: dict[str, 
         raise InputError(f"{cls.__name__} takes {', '.join(defaults)}: {mismatch}") from None
     bound.apply_defaults()
     return bound.args
-
-
-def kernel_arguments(interface: Any, names: Sequence[str], tensors: Sequence[Any]) -> Sequence[Any]:
-    """Of an op's arguments, called `names`, those that an interface takes. All, where it has other names for them."""
-    taken = names_of(interface.forward)
-    if not set(taken) <= set(names):
-        return tensors
-    given = dict(zip(names, tensors))
-    return [given.get(name) for name in taken]
 
 
 def asked_for(op: Any, tensors: Sequence[Any]) -> tuple[str, CallSpec]:
