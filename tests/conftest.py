@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import importlib_metadata
 import pytest
 import torch
 from tileops import catalogue
@@ -295,7 +295,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 def only_the_site(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide what is installed elsewhere from discovery, for tests that are about what they install themselves."""
     folder = str(site.folder)
-    monkeypatch.setattr(discovery, "_distributions", lambda: importlib_metadata.distributions(path=[folder]))
+    monkeypatch.setattr(discovery, "_distributions", lambda: importlib.metadata.distributions(path=[folder]))
 
 
 class WarmParent:

@@ -44,7 +44,7 @@ LOADS = 200
 
 STRESS = f"""
 import json, os, random, signal, sys, threading, warnings
-import importlib_metadata, pluggy, packaging.requirements, torch
+import pluggy, packaging.requirements, torch
 import tileops, tileops.norm
 from tileops import LayerNormFwdOp, backend
 from tileops.backend import discovery

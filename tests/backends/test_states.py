@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,6 @@ from itertools import permutations
 from textwrap import dedent
 from typing import Any
 
-import importlib_metadata
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -427,7 +427,7 @@ def test_the_order_in_which_distributions_are_found_changes_nothing(
             site.backend(name, source)
         site.distribution("tileops-backend-acme", "[tileops.backends]\nacme = gone\n", "0.9")
         site.distribution("acme", "[tileops.backends]\nacme = plug_zeta\n")
-    found = sorted(importlib_metadata.distributions(path=[str(site.folder)]), key=lambda one: str(one._path))
+    found = sorted(importlib.metadata.distributions(path=[str(site.folder)]), key=lambda one: str(one._path))
     monkeypatch.setattr(discovery, "_distributions", lambda: [found[place] for place in order])
     for name in [name for name in sys.modules if name.startswith("plug_")]:
         del sys.modules[name]
@@ -447,7 +447,7 @@ def test_the_order_in_which_distributions_are_found_changes_nothing(
 def test_of_copies_in_one_folder_the_latest_version_counts_in_every_order(site: Any, monkeypatch: Any) -> None:
     for version in ("1.9", "1.10", "nonsense"):
         site.distribution("tileops-backend-acme", "[tileops.backends]\nacme = plug_acme\n", version)
-    found = list(importlib_metadata.distributions(path=[str(site.folder)]))
+    found = list(importlib.metadata.distributions(path=[str(site.folder)]))
     for order in permutations(found):
         monkeypatch.setattr(discovery, "_distributions", lambda order=order: order)
         assert [copy.version for copy in discovery.installed_backends()] == ["1.10", "1.9", "nonsense"]

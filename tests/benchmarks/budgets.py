@@ -14,6 +14,7 @@ from pathlib import Path
 
 import bounded_tables
 import cold_start
+import definitions
 import hit_path
 import tileops
 import torch
@@ -31,6 +32,7 @@ MEASURES: dict[str, Measure] = {
     "row-counts": bounded_tables.row_counts,
     "in-tree": bounded_tables.in_tree,
     "cycling": bounded_tables.cycling,
+    "definition": definitions.definition,
     "scan": cold_start.scan,
     "imports": cold_start.imports,
     "first-call": cold_start.first_call,

@@ -21,6 +21,7 @@ sys.path.insert(0, str(HERE))  # these are scripts, which import each other as n
 import bounded_tables  # noqa: E402
 import budgets  # noqa: E402
 import cold_start  # noqa: E402
+import definitions  # noqa: E402
 import hit_path  # noqa: E402
 import host_arms  # noqa: E402
 import host_time  # noqa: E402
@@ -31,7 +32,10 @@ import timing  # noqa: E402
 from record import Budget  # noqa: E402
 
 BUDGETS = [
-    value for m in (hit_path, bounded_tables, cold_start) for value in vars(m).values() if isinstance(value, Budget)
+    value
+    for module in (hit_path, bounded_tables, definitions, cold_start)
+    for value in vars(module).values()
+    if isinstance(value, Budget)
 ]
 A_RATIO = Budget("name", "A sentence about two things", most=2.0, noise=0.1)
 
@@ -50,6 +54,20 @@ def test_twice_the_work_takes_about_twice_as_long() -> None:
         "once": timing.repeated("f()", {"f": lambda: sum(range(200))}),
     }
     assert timing.ratio_of(timing.interleaved(arms, 60), "twice", "once").value == pytest.approx(2, rel=0.4)
+
+
+def test_a_first_run_that_takes_longer_does_not_make_the_rounds_short() -> None:
+    waits, runs = [0.01], list[int]()
+
+    def run() -> None:
+        runs.append(1)
+        if waits:
+            time.sleep(waits.pop())
+
+    arm = timing.repeated("run()", {"run": run})
+    before = len(runs)
+    arm()
+    assert len(runs) - before > 100
 
 
 def test_rounds_are_interleaved_and_every_arm_begins_as_often_as_the_others() -> None:

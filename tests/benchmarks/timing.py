@@ -53,6 +53,7 @@ def repeated(statement: str, names: Mapping[str, Any], *, setup: str = "pass", n
 
 
 def _number_for(timer: timeit.Timer, seconds: float) -> int:
+    timer.timeit(1)  # the first may build what all others find, and would pass for a millisecond's worth
     number = 1
     while timer.timeit(number) < seconds:
         number *= 2

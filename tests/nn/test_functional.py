@@ -113,18 +113,26 @@ def test_what_torch_refuses_is_refused_with_a_sentence(name: str, arguments: dic
 
 
 def test_calls_with_equal_parameters_share_one_op() -> None:
-    functional._made.cache_clear()
-    for shape in ((4,), [4], torch.Size([4]), 4):
+    functional._layer_norm.cache_clear()
+    for shape in ((4,), [4], (4,)):
         functional.layer_norm(X, shape)
     functional.rms_norm(X, (4,), eps=1e-5)
     functional.layer_norm(X, (4,), eps=1e-3)
-    assert functional._made.cache_info().currsize == 3
+    assert functional._layer_norm.cache_info().currsize == 2
+
+
+def test_what_is_no_size_is_refused_after_a_call_with_an_equal_number_too() -> None:
+    functional.layer_norm(X, 4)
+    functional.layer_norm(X[:, :1], 1)
+    for number in (4.0, True):
+        with pytest.raises(InputError, match=f"normalized_shape is {number}"):
+            functional.layer_norm(X, number)
 
 
 def test_the_ops_that_are_kept_have_a_bound() -> None:
     for n in range(functional.MOST_OPS + 10):
-        functional._op(functional.LayerNormFwdOp, (4,), n / 1e6)
-    assert functional._made.cache_info().currsize == functional.MOST_OPS
+        functional._layer_norm((4,), n / 1e6)
+    assert functional._layer_norm.cache_info().currsize == functional.MOST_OPS
 
 
 def test_nothing_keeps_the_tensors_of_a_call() -> None:

@@ -152,3 +152,18 @@ def test_threads_trace_programs_one_at_a_time():
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: traced(trace)(len), range(32)))
     assert seen == [1] * 32
+
+
+def test_the_text_of_a_macro_is_parsed_once_when_a_program_first_uses_it(monkeypatch):
+    from tileops.kernels import compiled_program
+
+    parsed = []
+    monkeypatch.setattr(compiled_program.T, "macro", lambda function: parsed.append(function) or function)
+
+    @compiled_program.macro
+    def doubled(value):
+        return 2 * value
+
+    assert parsed == []
+    assert [doubled(value) for value in (2, 3)] == [4, 6]
+    assert parsed == [doubled.__wrapped__]

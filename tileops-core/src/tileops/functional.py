@@ -19,7 +19,7 @@ from tileops.ops.norm.shape import normalised
 __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
 
 MOST_OPS: Final = 4096
-"""Ops that are kept, one for each set of parameters; the one longest out of use goes first."""
+"""Ops of a class that are kept, one for each set of parameters; the one longest out of use goes first."""
 
 
 def layer_norm(
@@ -30,7 +30,11 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """`torch.nn.functional.layer_norm`. Shapes, dtypes, errors and numerics are those of `LayerNormFwdOp`."""
-    return _op(LayerNormFwdOp, _sizes(normalized_shape), eps)(input, weight, bias)
+    try:
+        op = LayerNormFwdOp(normalized_shape, eps) if is_dynamo_compiling() else _layer_norm(normalized_shape, eps)
+    except TypeError:
+        op = _of_unhashable(_layer_norm, normalized_shape, eps)
+    return op(input, weight, bias)
 
 
 def rms_norm(
@@ -40,7 +44,11 @@ def rms_norm(
     eps: float | None = None,
 ) -> Tensor:
     """`torch.nn.functional.rms_norm`. Shapes, dtypes, errors and numerics are those of `RMSNormFwdOp`."""
-    return _op(RMSNormFwdOp, _sizes(normalized_shape), eps)(input, weight)
+    try:
+        op = RMSNormFwdOp(normalized_shape, eps) if is_dynamo_compiling() else _rms_norm(normalized_shape, eps)
+    except TypeError:
+        op = _of_unhashable(_rms_norm, normalized_shape, eps)
+    return op(input, weight)
 
 
 def batch_norm(
@@ -54,7 +62,8 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """`torch.nn.functional.batch_norm`. Shapes, dtypes, errors and numerics are those of `BatchNormFwdOp`."""
-    return _op(BatchNormFwdOp, training, momentum, eps)(input, running_mean, running_var, weight, bias)[0]
+    op = (BatchNormFwdOp if is_dynamo_compiling() else _batch_norm)(training, momentum, eps)
+    return op(input, running_mean, running_var, weight, bias)[0]
 
 
 def group_norm(
@@ -65,7 +74,11 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """`torch.nn.functional.group_norm`. Shapes, dtypes, errors and numerics are those of `GroupNormFwdOp`."""
-    return _op(GroupNormFwdOp, num_groups, eps)(input, weight, bias)
+    try:
+        op = GroupNormFwdOp(num_groups, eps) if is_dynamo_compiling() else _group_norm(num_groups, eps)
+    except TypeError:  # a symbolic number has no hash; the op refuses whatever else has none
+        op = GroupNormFwdOp(num_groups, eps)
+    return op(input, weight, bias)
 
 
 def instance_norm(
@@ -79,23 +92,20 @@ def instance_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """`torch.nn.functional.instance_norm`. Shapes, dtypes, errors and numerics are those of `InstanceNormFwdOp`."""
-    return _op(InstanceNormFwdOp, use_input_stats, momentum, eps)(input, running_mean, running_var, weight, bias)
+    op = (InstanceNormFwdOp if is_dynamo_compiling() else _instance_norm)(use_input_stats, momentum, eps)
+    return op(input, running_mean, running_var, weight, bias)
 
 
-def _sizes(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
-    return normalized_shape if isinstance(normalized_shape, tuple) else normalised(normalized_shape)
+# While dynamo traces, an op is made anew, which costs the compiled code nothing.
+_made: Final = functools.lru_cache(maxsize=MOST_OPS, typed=True)
+_layer_norm, _rms_norm, _batch_norm = _made(LayerNormFwdOp), _made(RMSNormFwdOp), _made(BatchNormFwdOp)
+_group_norm, _instance_norm = _made(GroupNormFwdOp), _made(InstanceNormFwdOp)
 
 
-def _op(cls: Any, *parameters: Any) -> Any:
-    """The op of these parameters. While dynamo traces it is made anew, which costs the compiled code nothing."""
-    if is_dynamo_compiling():
-        return cls(*parameters)
+def _of_unhashable(made: Any, normalized_shape: Any, eps: float | None) -> Any:
+    """The op of sizes in a list; of the symbolic sizes of a trace, one that is not kept. It refuses all else."""
+    sizes = normalised(normalized_shape)
     try:
-        return _made(cls, *parameters)
-    except TypeError:  # the symbolic sizes of a trace have no hash; the op refuses whatever else has none
-        return cls(*parameters)
-
-
-@functools.lru_cache(maxsize=MOST_OPS)
-def _made(cls: Any, *parameters: Any) -> Any:
-    return cls(*parameters)
+        return made(sizes, eps)
+    except TypeError:
+        return made.__wrapped__(sizes, eps)

@@ -52,6 +52,9 @@ _forward_ad: Final = cast("Any", forward_ad)
 _AUTOCAST: Final = ("cpu", "cuda", "hpu", "mps", "xla", "xpu")
 """Device types with an autocast key of their own."""
 
+_IN_TREE: Final = {op: torch_op_name("tileops", op) for op in IN_TREE_OPS}
+"""What the names of an in-tree op's torch ops begin with."""
+
 _library: Final = torch.library.Library("tileops", "FRAGMENT")
 _lock = threading.RLock()  # not Final: a forked child gets a new one
 _schemas: Final[dict[str, str]] = {}
@@ -102,8 +105,8 @@ def packet(namespace: Any, name: str, find: Callable[[Any, str], Any]) -> Any:
     dispatcher keeps a borrowed pointer to one that is then freed.
     """
     public = name if name in _owners else name.removeprefix("_")  # `__main____RowOp` begins with one of its own
-    for op in IN_TREE_OPS:
-        if public.startswith(torch_op_name("tileops", op)):
+    for op, begins in _IN_TREE.items():
+        if public.startswith(begins):
             find_op(op)
     if public not in _owners:
         load()  # a backend may bring the op

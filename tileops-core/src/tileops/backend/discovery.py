@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final
 
 from tileops.backend.records import BackendRecord, State
 from tileops.backend.units import LOCAL
 from tileops.verdict import IN_TREE, Owner
-
-if TYPE_CHECKING:
-    import importlib_metadata
 
 GROUP: Final = "tileops.backends"
 RESERVED: Final = frozenset({IN_TREE, LOCAL.name})
@@ -43,7 +42,7 @@ class Installed:
     distribution: str
     version: str
     path: str
-    entry_points: tuple[importlib_metadata.EntryPoint, ...] = ()
+    entry_points: tuple[importlib.metadata.EntryPoint, ...] = ()
     requirements: tuple[str, ...] = ()
     requires_python: str = ""
     problem: str = ""
@@ -84,9 +83,7 @@ class Installed:
 
 def normalised_name(name: str) -> str:
     """A distribution's name as pip compares it: `Tileops_Backend.Acme` is `tileops-backend-acme`."""
-    from packaging.utils import canonicalize_name
-
-    return str(canonicalize_name(name))
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed_backends() -> tuple[Installed, ...]:
@@ -106,9 +103,7 @@ def installed_backends() -> tuple[Installed, ...]:
 
 def _distributions() -> Iterator[Any]:
     """Every distribution on the path, in the path's order."""
-    import importlib_metadata
-
-    context = cast("Any", importlib_metadata).DistributionFinder.Context()
+    context = importlib.metadata.DistributionFinder.Context()
     for finder in list(sys.meta_path):
         yield from _found_by(finder, context)
 
@@ -141,13 +136,15 @@ def _read_distribution(distribution: Any) -> Installed | None:
 
 
 def _announced(distribution: Any, path: str) -> Installed | None:
-    metadata = distribution.metadata
-    name, points = normalised_name(metadata["Name"]), distribution.entry_points.select(group=GROUP)
+    metadata, points = distribution.metadata, distribution.entry_points.select(group=GROUP)
+    name = normalised_name(metadata.get("Name") or "")
+    if not name:
+        raise ValueError("it states no name")
     by_value = {point.value: point for point in sorted(points, key=lambda point: (point.name, point.value))}
     backend = Installed(
         name.removeprefix(_PREFIX),
         name,
-        distribution.version,
+        metadata.get("Version") or "",
         path,
         tuple(by_value.values()),
         tuple(metadata.get_all("Requires-Dist") or ()),
@@ -171,7 +168,8 @@ def _ranked(copies: list[Installed]) -> list[Installed]:
     """
     usable = [copy for copy in copies if not copy.problem] or copies
     folder = PurePath(usable[0].path).parent
-    used = max((copy for copy in usable if PurePath(copy.path).parent == folder), key=_by_version)
+    candidates = [copy for copy in usable if PurePath(copy.path).parent == folder]
+    used = candidates[0] if len(candidates) == 1 else max(candidates, key=_by_version)
     others = sorted((copy for copy in copies if copy is not used), key=lambda copy: copy.path)
     return [used, *(dataclasses.replace(copy, shadowed_by=f"{used.shipped_as} in {folder}") for copy in others)]
 

@@ -10,19 +10,20 @@ from tileops.catalogue import meant
 from tileops.errors import RegistrationError
 
 if TYPE_CHECKING:
-    import importlib_metadata
+    from importlib.metadata import EntryPoint
+
     import pluggy
 
     from tileops.backend.recording import Recorder
 
 
-def run_entry_points(points: Iterable[importlib_metadata.EntryPoint], recorder: Recorder) -> None:
+def run_entry_points(points: Iterable[EntryPoint], recorder: Recorder) -> None:
     """Import what each entry point names, call it where it is to be called, and run its hooks with `recorder`."""
     for point in points:
         _run_hooks(_imported(point), recorder)
 
 
-def _imported(point: importlib_metadata.EntryPoint) -> object:
+def _imported(point: EntryPoint) -> object:
     """What an entry point names. A class is instantiated, a function without hooks is called."""
     value = point.load()
     if isinstance(value, type):

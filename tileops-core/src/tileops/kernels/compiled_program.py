@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import tilelang
+import tilelang.language as T
 
 # The suffix "a" opens the features of exactly one architecture; it costs nothing where none is used.
 _ARCH_SPECIFIC = frozenset({90, 100, 120})
@@ -20,12 +22,13 @@ _PASSES = {
     "tl.disable_shared_memory_reuse": True,
 }
 
-_tracing = threading.Lock()  # not Final: a forked child gets a new one
+# Re-entrant: tracing a program parses the macros that it is the first to use.
+_tracing = threading.RLock()  # not Final: a forked child gets a new one
 
 
 def _renew_lock() -> None:
     global _tracing  # noqa: PLW0603 - nobody in the child can release the parent's lock
-    _tracing = threading.Lock()
+    _tracing = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -33,7 +36,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def traced(decorator: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`decorator`, which is `T.prim_func` or `T.macro`, in one thread at a time; for functions made at a build.
+    """`decorator`, which is `T.prim_func` or `T.macro`, in one thread at a time.
 
     TileLang parses the function's text, and CPython 3.11 counts how deep a parser is for all threads together. Where
     a garbage collection lets a second thread parse in between, that is "AST constructor recursion depth mismatch".
@@ -44,6 +47,20 @@ def traced(decorator: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return decorator(function)
 
     return decorate
+
+
+def macro(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`T.macro` for the functions of a module: the text of one is parsed when a program first uses it.
+
+    Parsing takes 5 to 10 ms a macro, and a program uses a few of those that its modules hold.
+    """
+    parsed = functools.cache(lambda: traced(T.macro)(function))
+
+    @functools.wraps(function)
+    def use(*args: Any) -> Any:
+        return parsed()(*args)
+
+    return use
 
 
 def compile_program(prim_func: Any, arch: int) -> Callable[..., Any]:

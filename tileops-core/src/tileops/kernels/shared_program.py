@@ -13,6 +13,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
+from tileops.kernels.compiled_program import macro
 from tileops.kernels.row_plan import RowPlan, vector_elements
 
 __all__ = [
@@ -46,7 +47,7 @@ def tilelang_dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@T.macro
+@macro
 def group_sum(values, count: int, lanes: int):
     """Sum `values[:count]` (float32, local) over each aligned group of `lanes` (a power of two <= 32).
 
@@ -57,7 +58,7 @@ def group_sum(values, count: int, lanes: int):
             values[i] = values[i] + T.shfl_xor(values[i], hop)
 
 
-@T.macro
+@macro
 def block_sum(values, slots, count: int, threads: int):
     """Sum `values[:count]` (float32, local) over a block of `threads` (a power of two >= 32).
 
@@ -76,7 +77,7 @@ def block_sum(values, slots, count: int, threads: int):
         group_sum(values, count, threads // WARP)
 
 
-@T.macro
+@macro
 def sized_block_sum(values, slots, count: int, warps):
     """Like `block_sum`, over a block of `(WARP, warps)` threads, `warps` being a run-time number up to 32.
 
@@ -96,7 +97,7 @@ def sized_block_sum(values, slots, count: int, warps):
     group_sum(values, count, WARP)
 
 
-@T.macro
+@macro
 def merge_moments(moments, other_count, other_mean, other_m2):
     """Merge another sample's (count, mean, M2) into `moments` (float32, local, 3), after Chan et al.
 
@@ -111,7 +112,7 @@ def merge_moments(moments, other_count, other_mean, other_m2):
     moments[0] = count
 
 
-@T.macro
+@macro
 def group_merge_moments(moments, lanes: int):
     """Merge `moments` (float32, local: count, mean, M2) over each aligned group of `lanes`.
 
@@ -127,7 +128,7 @@ def group_merge_moments(moments, lanes: int):
         moments[i] = T.shfl_sync(moments[i], 0, lanes)
 
 
-@T.macro
+@macro
 def block_merge_moments(moments, slots, threads: int):
     """Merge `moments` (float32, local: count, mean, M2) over a block of `threads` (a power of two >= 32).
 
@@ -137,7 +138,7 @@ def block_merge_moments(moments, slots, threads: int):
     merge_moments_of_warps(moments, slots, threads)
 
 
-@T.macro
+@macro
 def merge_moments_of_warps(moments, slots, threads: int):
     """Like `block_merge_moments`, where the lanes of each warp already agree on its `moments`."""
     thread = T.get_thread_binding()
@@ -151,7 +152,7 @@ def merge_moments_of_warps(moments, slots, threads: int):
         group_merge_moments(moments, threads // WARP)
 
 
-@T.macro
+@macro
 def load_row(held, x, residual, row, plan: RowPlan, lane):
     """Load `lane`'s part of row `row` of x + residual into `held` (local, plan.elements); see `load_row_at`."""
     for step in plan.steps:
@@ -159,7 +160,7 @@ def load_row(held, x, residual, row, plan: RowPlan, lane):
             load_row_at(held, step * plan.vector, x, residual, row, plan.column(step, lane), plan.vector)
 
 
-@T.macro
+@macro
 def store_row(y, row, held, plan: RowPlan, lane):
     """Store `lane`'s part of row `row` of y, which is `held` (local, plan.elements) in y's dtype."""
     for step in plan.steps:
@@ -167,7 +168,7 @@ def store_row(y, row, held, plan: RowPlan, lane):
             store_row_at(y, row, plan.column(step, lane), held, step * plan.vector, plan.vector)
 
 
-@T.macro
+@macro
 def load_columns(held, weight, plan: RowPlan, lane):
     """Load `lane`'s part of `weight` (plan.n) into `held` (local, plan.elements), in weight's dtype."""
     for step in plan.steps:
@@ -175,7 +176,7 @@ def load_columns(held, weight, plan: RowPlan, lane):
             load_columns_at(held, step * plan.vector, weight, plan.column(step, lane), plan.vector)
 
 
-@T.macro
+@macro
 def keep_packed(held, plan: RowPlan):
     """Keep `held` (local, plan.elements) in its own dtype: what was unpacked before is not kept beside it.
 
@@ -186,7 +187,7 @@ def keep_packed(held, plan: RowPlan):
         T.warpgroup_fence_operand(held)
 
 
-@T.macro
+@macro
 def load_row_at(held, first, x, residual, row, column, vector: int):
     """Load the vector of row `row` of x + residual at `column` into `held` (local) from `held[first]` on.
 
@@ -203,14 +204,14 @@ def load_row_at(held, first, x, residual, row, column, vector: int):
             held[first + j] = T.cast(total, residual.dtype)
 
 
-@T.macro
+@macro
 def store_row_at(y, row, column, held, first, vector: int):
     """Store the vector `held[first:]` (local) in row `row` of y at `column`, in one access."""
     for j in T.vectorized(vector):
         y[row, column + j] = held[first + j]
 
 
-@T.macro
+@macro
 def take_origin(origin, x, residual, row, vector: int, dtype: torch.dtype):
     """`origin` (float32, local, 1) becomes the first value of row `row` of x + residual in float32, else 0.
 
@@ -229,7 +230,7 @@ def take_origin(origin, x, residual, row, vector: int, dtype: torch.dtype):
         origin[0] = first[0]
 
 
-@T.macro
+@macro
 def load_columns_at(held, first, weight, column, vector: int):
     """Load the vector of `weight` (one axis) at `column` into `held` (local) from `held[first]` on."""
     for j in T.vectorized(vector):

@@ -103,5 +103,5 @@ def _stopped(op: Any, tensors: Sequence[Any], kernel_for: Callable[[str, CallSpe
     try:
         probe.forward(*tensors)
     except _Asked as asked:
-        return asked
+        return asked.with_traceback(None)  # its frames hold the tensors, and it would hold them in a cycle
     raise DeclarationError(f"{type(op).__name__}.forward asks for no kernel with these tensors")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 
@@ -72,9 +73,7 @@ def loaded_records() -> tuple[BackendRecord, ...]:
 
 def distributions() -> list[Distribution]:
     """Every distribution on the path whose metadata can be read."""
-    import importlib_metadata
-
-    read = [_read(one) for one in cast("Any", importlib_metadata).distributions()]
+    read = [_read(one) for one in importlib.metadata.distributions()]
     return [one for one in read if one is not None]
 
 

@@ -7,6 +7,7 @@ import configparser
 import dataclasses
 import email
 import importlib
+import importlib.metadata
 import json
 import sys
 import zipfile
@@ -184,12 +185,10 @@ def _from_wheel(path: Path) -> Project:
 
 def _installed(name: str) -> Project | None:
     """An installed distribution, by a name of its backend or by its own."""
-    import importlib_metadata
-
     aliases = {alias: backend.distribution for backend in reversed(installed_backends()) for alias in backend.aliases}
     try:
-        found: Any = cast("Any", importlib_metadata).distribution(aliases.get(name, name))
-    except importlib_metadata.PackageNotFoundError:
+        found: Any = importlib.metadata.distribution(aliases.get(name, name))
+    except importlib.metadata.PackageNotFoundError:
         return None
     points = found.read_text("entry_points.txt") or ""
     source = _editable_source(found.read_text("direct_url.json"))

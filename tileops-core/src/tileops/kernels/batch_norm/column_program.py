@@ -10,6 +10,7 @@ import tilelang.language as T
 import torch
 
 from tileops.kernels.batch_norm.statistics_program import FLOAT32, keep_statistics
+from tileops.kernels.compiled_program import macro
 from tileops.kernels.shared_program import WARP, from_origin, group_sum, tilelang_dtype
 
 __all__ = [
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 
-@T.macro
+@macro
 def read_rows(x, held, base, row, rows, column, stride, steps: int, vector: int):
     """Read rows ``row``, ``row + stride``, ... below ``rows`` of a column of vectors into ``held``.
 
@@ -36,7 +37,7 @@ def read_rows(x, held, base, row, rows, column, stride, steps: int, vector: int)
                 held[step, lane] = x[base + row + step * stride, column * vector + lane]
 
 
-@T.macro
+@macro
 def write_rows(
     y, held, origin, dtype: torch.dtype, base, row, rows, column, stride, steps: int, vector: int,
     centre, scale, shift,
@@ -51,7 +52,7 @@ def write_rows(
                 )
 
 
-@T.macro
+@macro
 def column_origins(origin, x, column, columns: int, run: int, vector: int, dtype: torch.dtype):
     """``origin`` (float32, local, vector) becomes the first value of each lane's channel, in 16 bits 0.
 
@@ -63,7 +64,7 @@ def column_origins(origin, x, column, columns: int, run: int, vector: int, dtype
             origin[lane] = x[0, T.min(column * vector + lane, columns - 1) // run * run]
 
 
-@T.macro
+@macro
 def row_sums(values, held, origin, dtype: torch.dtype, row, rows, stride, steps: int, vector: int):
     """``values`` (float32, local) becomes each lane's sum of the rows held."""
     for lane in T.unroll(vector):
@@ -74,7 +75,7 @@ def row_sums(values, held, origin, dtype: torch.dtype, row, rows, stride, steps:
                 values[lane] = values[lane] + from_origin(held[step, lane], origin[lane], dtype)
 
 
-@T.macro
+@macro
 def row_square_sums(values, held, origin, dtype: torch.dtype, centre, row, rows, stride, steps: int, vector: int):
     """``values`` (float32, local) becomes each lane's sum of squared deviations from ``centre[lane]``."""
     for lane in T.unroll(vector):
@@ -86,7 +87,7 @@ def row_square_sums(values, held, origin, dtype: torch.dtype, centre, row, rows,
                 values[lane] = values[lane] + deviation * deviation
 
 
-@T.macro
+@macro
 def channel_totals(values, slots, totals, thread, across: int, down, run: int, channels: int, vector: int, warps):
     """``totals`` (float32, shared, channels) becomes the sums of ``values`` over each channel of the tile.
 
@@ -112,7 +113,7 @@ def channel_totals(values, slots, totals, thread, across: int, down, run: int, c
     T.sync_threads()
 
 
-@T.macro
+@macro
 def settle_channel(
     table, place, x, channel, moments, affine, kept, writes, run: int, dtype: torch.dtype,
     eps: float, momentum: float, running: bool, mean, invstd, running_mean, running_var,
@@ -132,7 +133,7 @@ def settle_channel(
         )  # fmt: skip
 
 
-@T.macro
+@macro
 def read_table(centre, scale, shift, table, thread, across: int, run: int, vector: int):
     """Each lane's (centre, scale, shift) of the tile's ``table``."""
     for lane in T.unroll(vector):

@@ -27,7 +27,7 @@ from tileops.kernels.batch_norm.statistics_program import (
     read_running,
     store_held,
 )
-from tileops.kernels.compiled_program import compile_sized_program, traced
+from tileops.kernels.compiled_program import compile_sized_program, macro, traced
 from tileops.kernels.shared_program import (
     WARP,
     merge_moments,
@@ -46,7 +46,7 @@ def clusters(channels: int, blocks: int, warps: Any) -> Any:
     return T.ClusterKernel(channels * blocks, threads=threads, cluster_dims=(blocks, 1, 1))
 
 
-@T.macro
+@macro
 def park(
     moments, x, parked, origin, dtype: torch.dtype, channel, thread, first, stride, items, groups,
     group: int, run_vectors: int, vector: int,
@@ -64,7 +64,7 @@ def park(
         turn_first = turn_first + group * stride
 
 
-@T.macro
+@macro
 def store_parked(
     y, parked, origin, dtype: torch.dtype, channel, thread, centre, scale, shift, first, stride, items,
     groups, group: int, run_vectors: int, vector: int,
@@ -84,7 +84,7 @@ def store_parked(
         turn_first = turn_first + group * stride
 
 
-@T.macro
+@macro
 def merge_block(moments, sum_slots, square_slots, warps):
     """Merge the ``moments`` of a block's threads: sums for the mean, then every thread's deviations from it."""
     sums = T.alloc_local((2,), FLOAT32)
@@ -101,7 +101,7 @@ def merge_block(moments, sum_slots, square_slots, warps):
     moments[2] = squares[0]
 
 
-@T.macro
+@macro
 def merge_cluster(moments, mine, peers, rank, warp, blocks: int):
     """Merge the ``moments`` (float32, local, 3) of a cluster's blocks, in the order of their ranks.
 

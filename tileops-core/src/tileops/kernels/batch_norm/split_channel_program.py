@@ -23,7 +23,7 @@ from tileops.kernels.batch_norm.statistics_program import (
     read_running,
     store_held,
 )
-from tileops.kernels.compiled_program import compile_program, traced
+from tileops.kernels.compiled_program import compile_program, macro, traced
 from tileops.kernels.shared_program import (
     WARP,
     block_merge_moments,
@@ -34,14 +34,14 @@ from tileops.kernels.shared_program import (
 __all__ = ["split_apply_program", "split_moments_program"]
 
 
-@T.macro
+@macro
 def clear(moments):
     """The moments of an empty sample."""
     for i in T.unroll(3):
         moments[i] = 0.0
 
 
-@T.macro
+@macro
 def find_part(place, n, part, part_items, run_vectors: int):
     """``place`` (int32, local, 3) becomes where a part lies: batch index, first vector and end, counted from there.
 

@@ -11,6 +11,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
+from tileops.kernels.compiled_program import macro
 from tileops.kernels.shared_program import WARP, from_origin, merge_moments, tilelang_dtype
 
 __all__ = [
@@ -42,7 +43,7 @@ def block_warps(vectors: Any, steps: int, fill: int, most: int) -> Any:
     return T.min(most, T.max(2, T.max(T.ceildiv(vectors, WARP * steps), T.min(fill, T.ceildiv(vectors, WARP)))))
 
 
-@T.macro
+@macro
 def read_affine(affine, channel, weight, bias, has_weight: bool, has_bias: bool):
     """``affine`` (float32, local, 2) becomes the channel's (weight, bias)."""
     affine[0] = 1.0
@@ -53,7 +54,7 @@ def read_affine(affine, channel, weight, bias, has_weight: bool, has_bias: bool)
         affine[1] = T.cast(bias[channel], FLOAT32)
 
 
-@T.macro
+@macro
 def read_running(kept, channel, running_mean, running_var, running: bool):
     """``kept`` (float32, local, 2) becomes the channel's running (mean, variance).
 
@@ -64,7 +65,7 @@ def read_running(kept, channel, running_mean, running_var, running: bool):
         kept[1] = running_var[channel]
 
 
-@T.macro
+@macro
 def keep_statistics(
     channel, count, origin, centre, m2, kept, eps: float, momentum: float, running: bool,
     mean, invstd, running_mean, running_var,
@@ -80,7 +81,7 @@ def keep_statistics(
         running_var[channel] = kept[1] * (1.0 - momentum) + m2 / (count - 1.0) * momentum
 
 
-@T.macro
+@macro
 def channel_origin(origin, x, channel, vector: int, dtype: torch.dtype):
     """``origin`` (float32, local, 1) becomes the channel's first value in float32 input, else 0."""
     start = T.alloc_local((vector,), tilelang_dtype(dtype))
@@ -91,7 +92,7 @@ def channel_origin(origin, x, channel, vector: int, dtype: torch.dtype):
         origin[0] = start[0]
 
 
-@T.macro
+@macro
 def locate(at, item, run_vectors: int):
     """``at`` (local, 2) becomes the (batch index, vector in the run) of a channel's vector ``item``.
 
@@ -102,7 +103,7 @@ def locate(at, item, run_vectors: int):
     at[1] = T.truncmod(item, run_vectors)
 
 
-@T.macro
+@macro
 def hold(x, held, channel, batch, first, stride, items, steps: int, run_vectors: int, vector: int):
     """Read the vectors ``first``, ``first + stride``, ... below ``items`` of a channel into ``held``.
 
@@ -116,7 +117,7 @@ def hold(x, held, channel, batch, first, stride, items, steps: int, run_vectors:
                 held[step, lane] = x[batch + at[0], channel, at[1] * vector + lane]
 
 
-@T.macro
+@macro
 def held_sum(sums, held, origin, dtype: torch.dtype, first, stride, items, steps: int, vector: int):
     """Add to ``sums`` (float32, local, 2) the sum and the number of the values held: a chain for each lane.
 
@@ -134,7 +135,7 @@ def held_sum(sums, held, origin, dtype: torch.dtype, first, stride, items, steps
         sums[0] = sums[0] + chains[lane]
 
 
-@T.macro
+@macro
 def held_square_sum(squares, held, origin, dtype: torch.dtype, centre, first, stride, items, steps: int, vector: int):
     """Add to ``squares`` (float32, local, 1) the squared deviations of the values held from ``centre``."""
     chains = T.alloc_local((vector,), FLOAT32)
@@ -149,7 +150,7 @@ def held_square_sum(squares, held, origin, dtype: torch.dtype, centre, first, st
         squares[0] = squares[0] + chains[lane]
 
 
-@T.macro
+@macro
 def add_moments(moments, held, origin, dtype: torch.dtype, first, stride, items, steps: int, vector: int):
     """Merge the values held into ``moments`` (float32, local, 3), which are the thread's own.
 
@@ -166,7 +167,7 @@ def add_moments(moments, held, origin, dtype: torch.dtype, first, stride, items,
     merge_moments(moments, sums[1], sums[0], squares[0])
 
 
-@T.macro
+@macro
 def store_held(
     y, held, origin, dtype: torch.dtype, channel, centre, scale, shift, batch, first, stride, items,
     steps: int, run_vectors: int, vector: int,
