@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 import torch
@@ -29,6 +30,9 @@ MOST_HELD: Final = 64
 
 SPARE: Final = ((32, 32), (40, 38), (64, 40))
 """Up to how many such registers, how many more a thread works with: addresses, unpacked values, sums."""
+
+MANY_ROWS: Final = 4
+"""Rows for each SM from which blocks share one; of fewer, each has an SM to itself."""
 
 LEAST_CLUSTER_BYTES: Final = 48 * 1024
 """Bytes of x in a row from which a cluster of blocks may take it.
@@ -109,16 +113,17 @@ class HeldBackwardPlan(NamedTuple):
             return 0
         return min(THREADS_PER_SM // self.threads, REGISTERS_PER_SM // (needed * self.threads))
 
-    def on_chip(self, rows: int, sm_count: int) -> int:
-        """Registers of an SM that hold `rows` and their gradient: the more, the more reads are in flight."""
-        resident = min(self.blocks_per_sm, ceil_div(rows * self.blocks, self.rows_per_block * sm_count))
-        return resident * self.rows_per_block * ceil_div(2 * self.words * self.channels * self.vectors, self.blocks)
+    def on_chip(self, blocks_per_sm: int) -> int:
+        """Registers of an SM that hold rows and their gradient: the more, the more reads are in flight."""
+        return (
+            blocks_per_sm * self.rows_per_block * ceil_div(2 * self.words * self.channels * self.vectors, self.blocks)
+        )
 
 
 def held_backward_plan(
     channels: int, spatial: int, dtype: torch.dtype, rows: int, arch: int, sm_count: int
 ) -> HeldBackwardPlan | None:
-    """What keeps most of `rows` on chip, where a warp has work enough; None where nothing holds a row.
+    """What keeps most on chip of many rows, or of one block's; None where a warp has too little, or nothing holds a row.
 
     Measured on an H200 in float16, µs by KiB that an SM holds: (16, 128, 128, 128) in 32 groups 67.9 of 130, 75.0 of 96,
     78.4 of 64; (32, 256, 56, 56) 51.4 of 120, 56.4 of 96, 69.1 of 64.
@@ -128,20 +133,21 @@ def held_backward_plan(
         return None
     clusters = (2, 4, 8) if arch >= CLUSTER_ARCH and channels * spatial * dtype.itemsize > LEAST_CLUSTER_BYTES else ()
     facts = (channels, spatial, vector, vector_words(vector, dtype))
-    plans = [
-        HeldBackwardPlan(*facts, *share, blocks) for blocks in (1, *clusters) for share in _shares(channels, blocks)
-    ]
+    plans = [HeldBackwardPlan(*facts, *share, blocks) for blocks in (1, *clusters) for share in _shares(*facts, blocks)]
     fitting = [plan for plan in plans if plan.blocks_per_sm and plan.is_even]
     easy = [plan for plan in fitting if plan.held_registers <= EASILY_HELD]
-    # Of equals, the fewest blocks and threads.
-    return max(
-        easy or fitting,
-        key=lambda plan: (plan.on_chip(rows, sm_count), -plan.blocks, -plan.threads),
-        default=None,
-    )
+    many = rows >= MANY_ROWS * sm_count
+
+    def worth(plan: HeldBackwardPlan) -> tuple[int, int, int]:
+        # Of equals, the fewest blocks and threads.
+        return plan.on_chip(plan.blocks_per_sm if many else 1), -plan.blocks, -plan.threads
+
+    return max(easy or fitting, key=worth, default=None)
 
 
-def _shares(channels: int, blocks: int) -> list[tuple[int, int]]:
-    """Warps of a channel, and channels of a warp."""
-    several = [(1, together) for together in (8, 4, 2) if together <= channels]
-    return several + [(share, 1) for share in range(1, WARP * blocks + 1)]
+def _shares(channels: int, spatial: int, vector: int, words: int, blocks: int) -> list[tuple[int, int]]:
+    """Warps of a channel, the fewest for each number of steps that leave no block short; and channels of a warp."""
+    together = [(1, count) for count in (8, 4, 2) if count <= channels]
+    unit = blocks // math.gcd(channels, blocks)
+    steps = range(1, MOST_HELD // (2 * words) + 1)
+    return together + [(ceil_div(ceil_div(spatial // vector, WARP * step), unit) * unit, 1) for step in steps]
