@@ -14,6 +14,7 @@ from pathlib import Path
 
 import bounded_tables
 import cold_start
+import compiled_graphs
 import definitions
 import hit_path
 import tileops
@@ -36,6 +37,7 @@ MEASURES: dict[str, Measure] = {
     "scan": cold_start.scan,
     "imports": cold_start.imports,
     "first-call": cold_start.first_call,
+    "graph-nodes": compiled_graphs.nodes,
 }
 STYLES = {"met": "green", "noise": "yellow", "missed": "bold red", "regressed": "bold red", "skipped": "dim"}
 

@@ -21,6 +21,7 @@ sys.path.insert(0, str(HERE))  # these are scripts, which import each other as n
 import bounded_tables  # noqa: E402
 import budgets  # noqa: E402
 import cold_start  # noqa: E402
+import compiled_graphs  # noqa: E402
 import definitions  # noqa: E402
 import hit_path  # noqa: E402
 import host_arms  # noqa: E402
@@ -33,7 +34,7 @@ from record import Budget  # noqa: E402
 
 BUDGETS = [
     value
-    for module in (hit_path, bounded_tables, definitions, cold_start)
+    for module in (hit_path, bounded_tables, definitions, cold_start, compiled_graphs)
     for value in vars(module).values()
     if isinstance(value, Budget)
 ]
@@ -96,6 +97,15 @@ def test_a_ratio_compares_the_fastest_rounds_and_says_how_far_groups_of_rounds_l
     assert moving.value == 2.0
     assert moving.spread == pytest.approx(0.5)
     assert timing.ratio_of({"a": [1.0, 3.0, 9.0], "b": [1.0] * 3}, "a", "b", statistics.median).value == 3.0
+
+
+def test_a_node_takes_what_many_take_more_than_one() -> None:
+    """A compiled graph has costs of its own, which are no node's."""
+    taken = {"eager 1": [3.0, 5.0] * 9, f"eager {compiled_graphs.NODES}": [3.0 + 2 * (compiled_graphs.NODES - 1)] * 18}
+    taken |= {"inductor 1": [70.0] * 18, f"inductor {compiled_graphs.NODES}": [70.0 + compiled_graphs.NODES - 1] * 18}
+    ratio = compiled_graphs._of_a_node(taken, "inductor")
+    assert ratio.value == pytest.approx(0.5)
+    assert ratio.seconds == {"node": pytest.approx(1), "F.layer_norm": pytest.approx(2)}
 
 
 # --------------------------------------------------------------------------------------------------- records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,20 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x, self.weight, self.bias))))
 
 
+class TransformerBlock(nn.Module):
+    """A pre-norm transformer block, its parts as small as they can be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.rms = (getattr(tileops.nn, one)(N, dtype=torch.float64) for one in ("LayerNorm", "RMSNorm"))
+        self.attention, self.mix = nn.Linear(N, 3 * N, dtype=torch.float64), nn.Linear(N, N, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.attention(self.norm(x)).chunk(3, -1)
+        x = x + torch.softmax(query @ key.mT, -1) @ value
+        return x + F.gelu(self.mix(self.rms(x)))
+
+
 # ------------------------------------------------------------------------------------------------------- graphs
 
 
@@ -103,18 +118,16 @@ def test_the_graphs_of_a_training_step_hold_the_inner_ops() -> None:
 
 
 @pytest.mark.parametrize("trains", [False, True])
-def test_fifty_batch_sizes_of_a_block_are_one_graph(trains: bool) -> None:
-    block = Block().requires_grad_(trains)
+def test_fifty_batch_sizes_of_a_transformer_block_are_one_graph(trains: bool) -> None:
+    block = TransformerBlock().requires_grad_(trains)
     call = compiled(block, dynamic=True)
     for n in range(2, 52):
-        x = drawn(n, N)
-        y = call(x)
+        x = drawn(n, 3, N)
+        torch.testing.assert_close(call(x), block(x))
         if trains:
-            y.pow(2).sum().backward()
-            ours, block.weight.grad, block.bias.grad = block.weight.grad, None, None
-            block(x).pow(2).sum().backward()
-            torch.testing.assert_close(ours, block.weight.grad)
-            block.zero_grad()
+            parameters = tuple(block.parameters())
+            ours, theirs = (torch.autograd.grad(run(x).pow(2).sum(), parameters) for run in (call, block))
+            torch.testing.assert_close(ours, theirs)
     assert graphs() == 1
     assert not counters["graph_break"]
 
@@ -217,6 +230,25 @@ def test_a_scope_acts_on_a_compiled_graph_when_it_runs() -> None:
         with tileops.selection(prefer=key):
             torch.testing.assert_close(call(X), X * factor)
     assert graphs() == 1
+
+
+def in_a_block(x: Tensor) -> Tensor:
+    with tileops.selection(prefer="local:twice"):
+        return RMSNormFwdOp(N)(x) + 1
+
+
+@tileops.selection(prefer="local:twice")
+def in_a_function(x: Tensor) -> Tensor:
+    return RMSNormFwdOp(N)(x) + 1
+
+
+@pytest.mark.parametrize("call", [in_a_block, in_a_function])
+def test_a_scope_that_is_opened_inside_is_refused_in_one_graph_and_left_to_python_otherwise(call: Any) -> None:
+    tileops.register_kernel_type("RMSNormFwdOp", "twice", doubled(2))
+    with pytest.raises(Exception, match="a scope is opened inside what .* open it around the compiled call"):
+        compiled(call)(X)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(call, backend="aot_eager")(X), X * 2 + 1)
 
 
 class CompiledRMSNormOp(RMSNormFwdOp):
@@ -371,3 +403,32 @@ def test_a_fresh_process_that_imports_tileops_runs_what_was_exported_bit_for_bit
         """)
     assert torch.equal(torch.load(tmp_path / "block.y"), block(x))
     assert torch.equal(torch.load(tmp_path / "rows.y"), x * 5)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="AOTInductor needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")  # torch's own use of it
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+def test_a_package_of_aotinductor_runs_where_the_op_was_named_before_it_is_loaded(
+    site: Any, forked: Any, tmp_path: Path
+) -> None:
+    class Norm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return NORM(x, W, B)
+
+    x, package = drawn(7, N), tmp_path / "norm.pt2"
+    program = exported(Norm(), tmp_path / "exported.pt2")
+    quickly = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
+    known = {name: value for name, value in quickly.items() if hasattr(torch._inductor.config, name)}
+    torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=known)
+    torch.save(x, tmp_path / "x.pt")
+    load = f"""
+        import tileops, torch
+        {{named}}
+        model = torch._inductor.aoti_load_package("{package}")
+        with torch.no_grad():
+            torch.save(model(torch.load("{tmp_path}/x.pt")), "{tmp_path}/y.pt")
+    """
+    unnamed = forked(site, load.format(named=""), policy=None, check=False)
+    assert "Could not find schema for tileops::_layer_norm" in unnamed.stderr
+    forked(site, load.format(named="torch.ops.tileops.layer_norm"), policy=None)
+    assert torch.equal(torch.load(tmp_path / "y.pt"), NORM(x, W, B))

@@ -126,6 +126,22 @@ def test_running_statistics_in_the_dtype_of_x_are_updated(close: Any, kind: torc
     close(variance, new_variance, kind)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(8, 64), (7, 5, 9), (4, 16, 8, 8), (2, 3, 2, 5, 4)], ids=str)
+def test_running_statistics_are_torchs_to_the_last_bit_after_many_steps(shape: Any, dtype: torch.dtype) -> None:
+    """In float32, or in float64 beside it: in fewer bits torch rounds in the middle of its sums."""
+    kind = torch.float64 if dtype is torch.float64 else torch.float32
+    ours, theirs = statistics(shape[1], kind), statistics(shape[1], kind)
+    op = BatchNormFwdOp(training=True, momentum=0.3)
+    for step in range(5):
+        x = drawn(*shape, dtype=dtype, mean=10.0 * step) * (step + 1)
+        if len(shape) == 4 and step % 2:
+            x = x.contiguous(memory_format=torch.channels_last)
+        op(x, *ours)
+        F.batch_norm(x, *theirs, training=True, momentum=0.3)
+        assert all(torch.equal(own, other) for own, other in zip(ours, theirs))
+
+
 def test_a_non_contiguous_running_statistic_is_updated_in_the_callers_view(close: Any) -> None:
     table = torch.stack([*statistics(3), torch.full((3,), 7.0)], dim=1)
     mean, variance = table[:, 0], table[:, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -152,6 +153,23 @@ def test_threads_trace_programs_one_at_a_time():
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: traced(trace)(len), range(32)))
     assert seen == [1] * 32
+
+
+# Implementations whose programs take eps as an argument, each with a call.
+TAKES_EPS = [one for one in CALLS if one[0] is not BatchNormFwdOp]
+
+
+@pytest.mark.parametrize(("op", "interface", "key", "call"), TAKES_EPS[::4], ids=lambda value: str(value)[:60])
+def test_a_second_eps_is_an_entry_of_its_own_without_compiling(op, interface, key, call, monkeypatch):
+    from tileops.kernels import compiled_program
+
+    stated = call.on("h200")
+    identity, factory = op.kernel_types[key].entry_for(stated)
+    first = factory()
+    monkeypatch.setattr(compiled_program, "compile_program", lambda *_: pytest.fail("it compiles"))
+    other_identity, other_factory = op.kernel_types[key].entry_for(dataclasses.replace(stated, eps=0.25))
+    assert other_identity != identity
+    assert other_factory() is not first
 
 
 def test_the_text_of_a_macro_is_parsed_once_when_a_program_first_uses_it(monkeypatch):

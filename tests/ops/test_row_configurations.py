@@ -11,15 +11,25 @@ from hypothesis import strategies as st
 from tileops import LayerNormFwdOp, RMSNormFwdOp
 from tileops.kernels.layer_norm import LayerNormCall
 from tileops.kernels.rms_norm import RMSNormCall
-from tileops.kernels.row_plan import MOST_HELD, MOST_THREADS, held_row_configurations, held_row_plan, longest_held_row
+from tileops.kernels.row_plan import (
+    HELD_BY_FUSED_RMS_NORM,
+    HELD_BY_LAYER_NORM,
+    HELD_BY_RMS_NORM,
+    MOST_HELD,
+    HeldLimits,
+    held_row_configurations,
+    held_row_plan,
+    longest_held_row,
+)
 
 CUDA = torch.device("cuda", 0)
+LIMITS = st.sampled_from([HELD_BY_LAYER_NORM, HELD_BY_RMS_NORM, HELD_BY_FUSED_RMS_NORM])
 DTYPES = st.sampled_from([torch.float16, torch.bfloat16, torch.float32])
 
 
-@given(n=st.integers(1, 1 << 17) | st.integers(1, 1 << 14).map(lambda n: 8 * n), dtype=DTYPES)
-def test_every_configuration_is_a_plan_that_threads_can_hold(n: int, dtype: torch.dtype) -> None:
-    plan, listed = held_row_plan(n, dtype), held_row_configurations(n, dtype)
+@given(n=st.integers(1, 1 << 17) | st.integers(1, 1 << 14).map(lambda n: 8 * n), dtype=DTYPES, limits=LIMITS)
+def test_every_configuration_is_a_plan_that_threads_can_hold(n: int, dtype: torch.dtype, limits: HeldLimits) -> None:
+    plan, listed = held_row_plan(n, dtype, limits), held_row_configurations(n, dtype, limits)
     if plan is None:
         assert listed == []
         return
@@ -28,23 +38,25 @@ def test_every_configuration_is_a_plan_that_threads_can_hold(n: int, dtype: torc
     assert len(set(plans)) == len(plans)
     for one in plans:
         assert one.rows_per_block >= 1
-        assert one.threads <= MOST_THREADS
+        assert one.threads <= limits[-1][0]
         assert one.held_registers <= MOST_HELD
         assert one.lanes & (one.lanes - 1) == 0
         assert one.lanes <= 32 or (one.rows_per_block == 1 and one.lanes - 32 < one.vectors), "a warp without a vector"
 
 
 def test_rows_that_no_threads_hold_have_none() -> None:
-    assert held_row_configurations(2 * longest_held_row(4096, torch.float16), torch.float16) == []
+    longest = longest_held_row(4096, torch.float16, HELD_BY_RMS_NORM)
+    assert held_row_configurations(2 * longest, torch.float16, HELD_BY_RMS_NORM) == []
 
 
 @pytest.mark.parametrize(
-    ("op", "call"),
+    ("op", "call", "limits"),
     [
-        (LayerNormFwdOp, LayerNormCall(CUDA, 4096, torch.bfloat16)),
-        (RMSNormFwdOp, RMSNormCall(CUDA, 4096, torch.bfloat16, 1e-6)),
+        (LayerNormFwdOp, LayerNormCall(CUDA, 4096, torch.bfloat16), HELD_BY_LAYER_NORM),
+        (RMSNormFwdOp, RMSNormCall(CUDA, 4096, torch.bfloat16, 1e-6), HELD_BY_RMS_NORM),
     ],
 )
-def test_norms_of_held_rows_list_them(op: type[LayerNormFwdOp], call: LayerNormCall) -> None:
-    assert op.kernel_types["held_row"].configurations(call) == held_row_configurations(4096, torch.bfloat16)
-    assert len(held_row_configurations(4096, torch.bfloat16)) > 2
+def test_norms_of_held_rows_list_them(op: type[LayerNormFwdOp], call: LayerNormCall, limits: HeldLimits) -> None:
+    listed = held_row_configurations(4096, torch.bfloat16, limits)
+    assert op.kernel_types["held_row"].configurations(call) == listed
+    assert len(listed) > 2

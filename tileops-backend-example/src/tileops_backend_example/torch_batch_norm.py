@@ -59,9 +59,7 @@ class TorchBatchNormTrain(BatchNormTrain):
         invstd = torch.rsqrt(variance + self.eps)
         y = normalised(wide, mean, invstd, weight, bias)
         if running_mean is not None and running_var is not None:
-            values = x.numel() // x.shape[CHANNELS]
-            running_mean.lerp_(mean, self.momentum)
-            running_var.lerp_(variance * (values / (values - 1)), self.momentum)
+            torch.batch_norm_update_stats(x, running_mean, running_var, self.momentum)  # torch's, to the last bit
         return torch.empty_like(x).copy_(y), mean, invstd
 
 

@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar, cast
 
+from torch.compiler import is_dynamo_compiling
+
 from tileops.backend.registration import registry, update_registry
 from tileops.backend.statements import Names, Statement, resolved, stated
 from tileops.backend.units import Implementation
@@ -114,7 +116,7 @@ def _inside(outer: Scope | None, statement: Statement) -> Scope | None:
 # ------------------------------------------------------------------------------------------- opening a scope
 
 
-class ScopeContext(contextlib.ContextDecorator):
+class ScopeContext:
     """Opens a scope: `with` it, or decorate a function with it. One can be entered again, also while it is open.
 
     Args:
@@ -125,6 +127,7 @@ class ScopeContext(contextlib.ContextDecorator):
         self._scope = scope
 
     def __enter__(self) -> None:
+        refuse_in_a_graph()
         scope, before = self._scope(), active()
         _outer.set((*_outer.get(), before))
         _active.set(scope)
@@ -140,15 +143,28 @@ class ScopeContext(contextlib.ContextDecorator):
             raise ScopeError(
                 f"{func.__qualname__} is a generator, whose caller runs between its steps: open the scope inside it"
             )
-        if not inspect.iscoroutinefunction(func):
-            return super().__call__(func)
 
         @functools.wraps(func)
-        async def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            refuse_in_a_graph()  # before `with`, of which dynamo has a sentence of its own
+            with self:
+                return func(*args, **kwargs)
+
+        @functools.wraps(func)
+        async def run_all(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return await func(*args, **kwargs)
 
-        return cast("Function", run)
+        return cast("Function", run_all if inspect.iscoroutinefunction(func) else run)
+
+
+def refuse_in_a_graph() -> None:
+    """Refuse to open a scope while dynamo traces. Where it may leave code out of the graph, it leaves this out."""
+    if is_dynamo_compiling():
+        raise ScopeError(
+            "a scope is opened inside what torch.compile(fullgraph=True) compiles, where no node of a graph would be "
+            "in it; open it around the compiled call: kernels are selected when the graph runs"
+        )
 
 
 def selection(

@@ -27,15 +27,20 @@ from tileops.catalogue import IN_TREE_OPS, find_op
 from tileops.errors import DeclarationError, InputError
 from tileops.sharding import dtensor_class, run_sharded
 from tileops.torch_guards import PLAIN
+from tileops.torch_inductor import have_inductor_launch
 from tileops.torch_schema import (
     Route,
     from_torch,
-    op_with,
+    is_symbolic,
+    route_named,
     route_of,
     schema_of,
+    tags_of,
     to_torch,
     torch_op_name,
+    values_of,
     with_absent,
+    with_values,
     without_absent,
 )
 
@@ -47,6 +52,7 @@ _after_autograd: Final[Any] = _C._after_autograd_keyset
 _without_keys: Final[Callable[[Any], Any]] = _C._ExcludeDispatchKeyGuard
 _key_set: Final[Callable[[Any], Any]] = _C.DispatchKeySet
 _key: Final[Callable[[str], Any]] = _C._dispatch_key_parse
+_excluded: Final[Callable[[str], bool]] = _C._dispatch_tls_is_dispatch_key_excluded
 _forward_ad: Final = cast("Any", forward_ad)
 
 _AUTOCAST: Final = ("cpu", "cuda", "hpu", "mps", "xla", "xpu")
@@ -121,14 +127,14 @@ def _define(name: str) -> None:
     cls = _owners.get(name)
     if cls is None or name in _schemas:
         return
-    route = _named(cls, name)
+    route = route_named(cls, name)
     schema = schema_of(cls, route)
     _schemas[name] = schema  # before: `define` asks the namespace whether it has such an op
-    tags = _tags(route)
+    tags = tags_of(route)
     # Each kernel looks the class up by name when it runs, so that a reloaded one takes over.
     for defined in (name, f"_{name}"):
         _library.define(f"{'_' * (defined != name)}{schema}", tags=tags)
-        _library.impl(defined, partial(_run, name), "CompositeExplicitAutograd")
+        _library.impl(defined, _implementation(name, len(route.arguments)), "CompositeExplicitAutograd")
         _library.impl(defined, partial(_meta, name), "Meta")
         torch.library.register_vmap(f"tileops::{defined}", partial(_each, name, defined), lib=_library)
     _library.impl(name, partial(_autograd, name), "Autograd", with_keyset=True)
@@ -138,27 +144,56 @@ def _define(name: str) -> None:
         _library.impl(name, partial(_autocast, name, device, dtype, _key_set(_key(key))), key)
 
 
-def _tags(route: Route) -> tuple[torch.Tag, ...]:
-    """What compilers may do. Before torch 2.7 there is no word for contiguous arguments, and they keep theirs."""
-    contiguous = getattr(torch.Tag, "needs_contiguous_strides", None)
-    return (torch.Tag.pt2_compliant_tag, *([contiguous] if route.contiguous and contiguous is not None else []))
-
-
-def _named(cls: Any, name: str) -> Route:
-    return next(route for route in cls._routes if route.name == name)
-
-
 # ------------------------------------------------------------------------------------------------------ kernels
 
 
-def _run(name: str, *given: Any) -> Any:
-    """The implementation, on every device: what the eager call does, selection included."""
-    route, op = _rebuilt(name, given)
-    return to_torch(route, op._run(*with_absent(route, given[: len(route.arguments)])))
+def _implementation(name: str, count: int) -> Callable[..., Any]:
+    """What the torch op runs on every device: what the eager call does, selection included.
+
+    The op of the latest parameters is at hand: finding it again takes a sixth of an `F.layer_norm` on a CPU, and a
+    model has few. The first `count` arguments are tensors; torch leaves out the last ones that have their default.
+    """
+    latest: tuple[Any, Any, Any] = (None, None, None)
+
+    def run(*given: Any) -> Any:
+        nonlocal latest
+        parameters, cls = given[count:], _owners[name]
+        known, route, op = latest
+        if parameters != known or op.__class__ is not cls:
+            route, op = with_values(cls, name, values_of(parameters))  # real numbers: no trace runs this
+            latest = parameters, route, op
+        tensors = with_absent(route, given[:count]) if route.absent else given[:count]
+        results = op._repeated(tensors)
+        if results is None:  # what a mode or a subclass runs is like no call outside it
+            results = op._run(*tensors) if _excluded("PythonTLSSnapshot") else op._noted(tensors)
+        return to_torch(route, results) if route.converts else results
+
+    return run
+
+
+def launcher(defined: str, *parameters: Any, target: str | None = None) -> Callable[..., Any]:
+    """What a program of inductor's calls in place of a torch op with these parameters (`torch_inductor.py`).
+
+    It takes the tensors. A call that is like an earlier one goes to its entry; any other is a call of the torch op.
+    """
+    torch_op = getattr(torch.ops.tileops, defined).default
+    name = defined if defined in _owners else defined.removeprefix("_")
+    given = parameters if target is None else (*parameters, target)
+    route, op = with_values(_owners[name], name, values_of(given))
+
+    def launch(*tensors: Any) -> Any:
+        arguments = with_absent(route, tensors) if route.absent else tensors
+        results = op._repeated(arguments) if _owners[name] is op.__class__ else None
+        if results is None:
+            return torch_op(*tensors, *given)
+        return to_torch(route, results) if route.converts else results
+
+    return launch
 
 
 def _meta(name: str, *given: Any) -> Any:
     """What comes back, without data: the checks of the eager call, then empty results."""
+    have_inductor_launch(name, len(route_named(_owners[name], name).arguments))
     route, op = _rebuilt(name, given)
     tensors = with_absent(route, given[: len(route.arguments)])
     op.check(*tensors)
@@ -198,7 +233,9 @@ def _autograd(name: str, keys: Any, *given: Any) -> Any:
     """Record the call where a gradient is wanted; refuse a tangent, which would be lost; go on below autograd."""
     serve_dtensors(name)
     cls = _owners[name]
-    present = [one for one in given[: len(_named(cls, name).arguments)] if one is not None]
+    count = len(route_named(cls, name).arguments)
+    have_inductor_launch(name, count)
+    present = [one for one in given[:count] if one is not None]
     if _forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(one).tangent is not None for one in present):
         raise tangent_refusal(cls.__name__)
     transformed = _transforms()
@@ -252,7 +289,7 @@ def _autocast(name: str, device: str, dtype: torch.dtype, keys: Any, *given: Any
 def _each(name: str, defined: str, info: Any, dims: Sequence[Any], *given: Any) -> Any:
     """Under vmap: one call for each sample."""
     cls = _owners[name]
-    route = _named(cls, name)
+    route = route_named(cls, name)
     for argument, tensor, dim in zip(route.arguments, given, dims):
         if argument in route.writes and tensor is not None and dim is None:
             raise InputError(
@@ -271,11 +308,8 @@ def _each(name: str, defined: str, info: Any, dims: Sequence[Any], *given: Any) 
 
 
 def _rebuilt(name: str, given: Sequence[Any]) -> tuple[Route, Any]:
-    """The route and an op with these parameters. torch leaves out trailing arguments that have their default."""
+    """The route and an op with these parameters, some of which a trace may have made symbolic."""
     cls = _owners[name]
-    route = _named(cls, name)
-    values = [
-        tuple(cast("Any", one)) if isinstance(one, (list, tuple)) else one for one in given[len(route.arguments) :]
-    ]
-    target = values[len(route.parameters)] if len(values) > len(route.parameters) else None
-    return route, op_with(cls, (*zip(route.parameters, values), *route.where), cast("str | None", target))
+    values = values_of(given[len(route_named(cls, name).arguments) :])
+    make = with_values.__wrapped__ if is_symbolic(values) else with_values
+    return make(cls, name, values)

@@ -47,7 +47,7 @@ class Route(NamedTuple):
 
     `arguments` are the tensors that the torch op takes; `absent` are the places, among those that the op takes, of
     the others. `masked` says that a call may want some results only: the op's `wanted` says which, and an empty
-    tensor stands for each of the others.
+    tensor stands for each of the others. `converts` says whether the torch op returns anything else than the op does.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Route(NamedTuple):
     masked: bool
     contiguous: bool
     autocast: tuple[tuple[str, torch.dtype], ...]
+    converts: bool
 
 
 def torch_op_name(module: str, qualname: str) -> str:
@@ -81,7 +82,7 @@ def _short(qualname: str) -> str:
 
 def op_with(cls: Any, parameters: tuple[tuple[str, Any], ...], target: str | None) -> Any:
     """An op of a class with these parameters: remembered, but for symbolic ones."""
-    if not any(isinstance(one, (torch.SymInt, torch.SymFloat)) for _, value in parameters for one in _flat(value)):
+    if not is_symbolic([value for _, value in parameters]):
         return _built(cls, parameters, target)
     op = cls.__new__(cls)  # symbolic numbers of a trace: checked where the op was made, and unfit for a table
     vars(op).update(parameters, target=target)
@@ -94,8 +95,12 @@ def _built(cls: Any, parameters: tuple[tuple[str, Any], ...], target: str | None
     return cls(**given) if target is None else cls(**given, target=target)
 
 
-def _flat(value: Any) -> Sequence[Any]:
-    return cast("Sequence[Any]", value) if isinstance(value, tuple) else (value,)
+def is_symbolic(parameters: Sequence[Any]) -> bool:
+    """Whether a number among these, or in a tuple among these, is a trace's."""
+    flat = [
+        one for value in parameters for one in (cast("Sequence[Any]", value) if isinstance(value, tuple) else (value,))
+    ]
+    return any(isinstance(one, (torch.SymInt, torch.SymFloat)) for one in flat)
 
 
 def route_of(cls: Any, suffix: str, part: TorchOp) -> Route:
@@ -118,7 +123,33 @@ def route_of(cls: Any, suffix: str, part: TorchOp) -> Route:
         masked=hasattr(cls, "wanted"),
         contiguous=part.contiguous,
         autocast=tuple(part.autocast.items()),
+        converts=hasattr(cls, "wanted") or part.returns is not None,
     )
+
+
+def tags_of(route: Route) -> tuple[torch.Tag, ...]:
+    """What compilers may do. Before torch 2.7 there is no word for contiguous arguments, and they keep theirs."""
+    contiguous = getattr(torch.Tag, "needs_contiguous_strides", None)
+    return (torch.Tag.pt2_compliant_tag, *([contiguous] if route.contiguous and contiguous is not None else []))
+
+
+@functools.lru_cache(maxsize=1024)
+def route_named(cls: Any, name: str) -> Route:
+    """The route of a class to one of its torch ops."""
+    return next(route for route in cls._routes if route.name == name)
+
+
+def values_of(parameters: Sequence[Any]) -> tuple[Any, ...]:
+    """Parameters as an op has them. Torch hands sequences over as lists."""
+    return tuple([tuple(one) if one.__class__ is list else one for one in parameters])
+
+
+@functools.lru_cache(maxsize=4096)
+def with_values(cls: Any, name: str, values: tuple[Any, ...]) -> tuple[Route, Any]:
+    """The route to a torch op and an op with these parameters. Torch leaves out last ones that have their default."""
+    route = route_named(cls, name)
+    target = values[len(route.parameters)] if len(values) > len(route.parameters) else None
+    return route, op_with(cls, (*zip(route.parameters, values), *route.where), target)
 
 
 def names_of(function: Any) -> tuple[str, ...]:

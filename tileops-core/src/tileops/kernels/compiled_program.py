@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import tilelang
@@ -47,6 +47,15 @@ def traced(decorator: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return decorator(function)
 
     return decorate
+
+
+@functools.cache
+def compiled_once(make: Callable[..., Any], arch: int, *facts: Hashable, **further: Hashable) -> Callable[..., Any]:
+    """The entry point of the program `make(*facts, **further)` for `arch`, which all entries that want the same one share.
+
+    Kept for the life of the process, as TileLang keeps what it compiled.
+    """
+    return compile_program(make(*facts, **further), arch)
 
 
 def macro(function: Callable[..., Any]) -> Callable[..., Any]:

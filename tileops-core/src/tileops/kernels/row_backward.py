@@ -20,13 +20,16 @@ from tileops.kernels.row_plan import ceil_div, streamed_row_plan
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Launch = Callable[..., Any]
 
+EARLY_LAUNCH_ARCH: Final = 90
+"""The first architecture that launches a program before the one it follows has ended."""
+
 TURNS_AT_STRIPES: Final = 4
 """Blocks that walk down stripes, for each that the device runs at a time: the last turn, part empty, costs little."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RowBackward:
-    """What a program of a backward is built from. Equal ones on one device are one program.
+    """What a program of a backward is built from. Equal ones on one device are one build.
 
     Args:
         n: Elements of a row.
@@ -80,31 +83,36 @@ def build_held(facts: RowBackward, arch: int, sm_count: int, smem_budget: int) -
         A function of the gradient, x and weight (or None), as the interfaces have them.
     """
     # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
-    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.compiled_program import compiled_once
     from tileops.kernels.row_backward_program import row_backward_held
 
     plan = facts.held_plan(smem_budget)
     assert plan is not None, "refusal() refuses such rows"
-    program = row_backward_held(plan, facts.dtype, facts.eps, facts.weight_dtype, facts.need, centred=facts.centred)
-    launch: Launch = compile_program(program, arch)
+    launch: Launch = compiled_once(
+        row_backward_held, arch, plan, facts.dtype, facts.weight_dtype, facts.bias_dtype, facts.need,
+        centred=facts.centred,
+    )  # fmt: skip
     add_parts = _build_sums(facts, arch)
     most_blocks = sm_count * plan.blocks_per_sm
-    n, rows_per_block, of_x = facts.n, plan.row.rows_per_block, facts.need[0]
+    n, eps, rows_per_block, of_x = facts.n, float(facts.eps), plan.row.rows_per_block, facts.need[0]
 
     def run(grad: Tensor, x: Tensor, weight: Tensor | None) -> Gradients:
         rows = x.view(-1, n)
         blocks = min(most_blocks, ceil_div(rows.shape[0], rows_per_block))
         grad_x = torch.empty_like(x) if of_x else None
-        partials = _empty_partials(facts, x, blocks)
-        launch(grad.view(-1, n), rows, _flat(weight), None if grad_x is None else grad_x.view(-1, n), partials, blocks)
-        return (grad_x, *add_parts(partials))
+        sums, partials = _empty_sums(facts, x), _empty_partials(facts, x, blocks)
+        written = None if grad_x is None else grad_x.view(-1, n)
+        launch(grad.view(-1, n), rows, _flat(weight), written, partials, *sums, blocks, eps)
+        if blocks > 1:  # the only block writes the sums itself
+            add_parts(partials, *sums)
+        return grad_x, *sums
 
     return run
 
 
 def build_streamed(facts: RowBackward, arch: int, sm_count: int) -> Callable[..., Gradients]:
     """Compile the programs for rows of any length; returns what `build_held` does."""
-    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.compiled_program import compiled_once
     from tileops.kernels.row_backward_streamed_program import (
         BLOCKS_PER_SM,
         ROWS_IN_FLIGHT,
@@ -113,15 +121,12 @@ def build_streamed(facts: RowBackward, arch: int, sm_count: int) -> Callable[...
         row_backward_streamed,
     )
 
-    n, dtype, of_x = facts.n, facts.dtype, facts.need[0]
+    n, dtype, eps, of_x = facts.n, facts.dtype, float(facts.eps), facts.need[0]
     stripe = streamed_backward_plan(n, dtype)
-    measure: Launch = compile_program(
-        row_backward_statistics(
-            streamed_row_plan(n, dtype), dtype, facts.eps, facts.weight_dtype, centred=facts.centred
-        ),
-        arch,
+    measure: Launch = compiled_once(
+        row_backward_statistics, arch, streamed_row_plan(n, dtype), dtype, facts.weight_dtype, centred=facts.centred
     )
-    launch: Launch = compile_program(row_backward_streamed(stripe, dtype, facts.weight_dtype, facts.need), arch)
+    launch: Launch = compiled_once(row_backward_streamed, arch, stripe, dtype, facts.weight_dtype, facts.need)
     add_parts = _build_sums(facts, arch)
     most_parts = ceil_div(TURNS_AT_STRIPES * BLOCKS_PER_SM * sm_count, len(stripe.steps))
 
@@ -130,34 +135,31 @@ def build_streamed(facts: RowBackward, arch: int, sm_count: int) -> Callable[...
         parts = min(most_parts, ceil_div(rows.shape[0], ROWS_IN_FLIGHT))
         statistics = x.new_empty((rows.shape[0], STATISTICS), dtype=torch.float32)
         grad_x = torch.empty_like(x) if of_x else None
-        partials = _empty_partials(facts, x, parts)
-        measure(grads, rows, flat, statistics)
+        sums, partials = _empty_sums(facts, x), _empty_partials(facts, x, parts)
+        measure(grads, rows, flat, statistics, eps)
         written = None if grad_x is None else grad_x.view(-1, n)
         launch(grads, rows, flat, statistics, written, partials, parts)
-        return (grad_x, *add_parts(partials))
+        add_parts(partials, *sums)
+        return grad_x, *sums
 
     return run
 
 
-def _build_sums(facts: RowBackward, arch: int) -> Callable[[Tensor | None], tuple[Tensor | None, Tensor | None]]:
-    """A function of the partial sums that returns the gradients of weight and bias, as far as wanted."""
+def _build_sums(facts: RowBackward, arch: int) -> Launch:
+    """A function of the partial sums and of the gradients of weight and bias, which it fills as far as wanted."""
     if not facts.sums:
-        return lambda _: (None, None)
-    from tileops.kernels.compiled_program import compile_program
-    from tileops.kernels.row_backward_program import sums_of_parts
+        return lambda *_: None
+    from tileops.kernels.compiled_program import compiled_once
+    from tileops.kernels.row_backward_sums_program import sums_of_parts
 
-    dtypes = facts.dtypes_of_sums
-    launch: Launch = compile_program(sums_of_parts(facts.n, *dtypes), arch)
+    return compiled_once(sums_of_parts, arch, facts.n, *facts.dtypes_of_sums, launched_early=arch >= EARLY_LAUNCH_ARCH)
 
-    def add(partials: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        assert partials is not None
-        grad_weight, grad_bias = (
-            None if dtype is None else partials.new_empty(facts.n, dtype=dtype) for dtype in dtypes
-        )
-        launch(partials, grad_weight, grad_bias)
-        return grad_weight, grad_bias
 
-    return add
+def _empty_sums(facts: RowBackward, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    of_weight, of_bias = (
+        None if dtype is None else x.new_empty(facts.n, dtype=dtype) for dtype in facts.dtypes_of_sums
+    )
+    return of_weight, of_bias
 
 
 def _empty_partials(facts: RowBackward, x: Tensor, parts: int) -> Tensor | None:

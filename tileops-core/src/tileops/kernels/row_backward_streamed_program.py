@@ -38,11 +38,11 @@ BLOCKS_PER_SM = 2
 
 
 def row_backward_statistics(
-    plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtype: torch.dtype | None, *, centred: bool
+    plan: RowPlan, dtype: torch.dtype, weight_dtype: torch.dtype | None, *, centred: bool
 ) -> Any:
     """The statistics of x and of g = grad * weight, row by row, one block each.
 
-    The program takes grad (rows, n), x (rows, n), weight (n) or None, statistics (rows, STATISTICS) float32.
+    The program takes grad (rows, n), x (rows, n), weight (n) or None, statistics (rows, STATISTICS) float32, and eps.
     Each thread merges the exact moments of what it loads at a time (Chan et al.), as the forward does. Without
     `centred`, the mean and mean(g) are 0.
     """
@@ -95,6 +95,7 @@ def row_backward_statistics(
         x: T.Tensor((rows, n), element),
         weight: T.Tensor((n,), weight_type),
         statistics: T.Tensor((rows, STATISTICS), "float32"),
+        eps: T.float32,
     ):
         with T.Kernel(rows, threads=plan.threads) as row:
             T.annotate_min_blocks_per_sm(plan.streaming_blocks_per_sm)

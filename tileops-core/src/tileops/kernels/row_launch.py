@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Launch = Callable[..., Any]
-"""A compiled program: takes rows, affine tensors, and rows to fill."""
+"""A compiled program: takes rows, affine tensors, rows to fill, and eps."""
 
 # Private names of torch. The first is what code that torch compiled allocates with: on an H200 it takes the host
 # 1.2 µs where `empty_like` takes 1.8.
@@ -18,23 +18,23 @@ _empty_strided_cuda: Final[Any] = getattr(_guards, "_empty_strided_cuda", None)
 _current_device: Final[Any] = getattr(torch._C, "_cuda_getDevice", None)
 
 
-def launch_rows(launch: Launch, n: int, rows: Sequence[Tensor], affine: Sequence[Tensor | None]) -> Any:
-    """Launch on `rows`, each as (rows, n), and `affine`, each as (n,) or None.
+def launch_rows(launch: Launch, n: int, rows: Sequence[Tensor], affine: Sequence[Tensor | None], eps: float) -> Any:
+    """Launch on `rows`, each as (rows, n), `affine`, each as (n,) or None, and eps.
 
     Returns:
         What it fills: for each tensor of `rows` one like it; of one, the tensor itself.
     """
     filled = tuple([torch.empty_like(one) for one in rows])
     if _are_flat(n, rows, affine):
-        launch(*rows, *affine, *filled)
+        launch(*rows, *affine, *filled, eps)
     else:
         flat = [None if tensor is None else tensor.view(-1) for tensor in affine]
-        launch(*[one.view(-1, n) for one in rows], *flat, *[one.view(-1, n) for one in filled])
+        launch(*[one.view(-1, n) for one in rows], *flat, *[one.view(-1, n) for one in filled], eps)
     return filled[0] if len(filled) == 1 else filled
 
 
 def row_launch(
-    launch: Launch, n: int, rows: Sequence[Tensor], affine: Sequence[Tensor | None]
+    launch: Launch, n: int, rows: Sequence[Tensor], affine: Sequence[Tensor | None], eps: float
 ) -> Callable[..., Any] | None:
     """`launch_rows` for tensors that differ from these in the number of rows alone, without what that asks.
 
@@ -55,6 +55,7 @@ def row_launch(
         "current_device": _current_device,
         "empty_like": torch.empty_like,
         "n": n,
+        "eps": eps,
         "strides": (n, 1),
         "dtype": x.dtype,
         "index": x.device.index,
@@ -62,7 +63,7 @@ def row_launch(
     }
     # Written out for each number of tensors: to pass them on as a tuple costs a hundredth of a short call.
     lines = [f"def run({arguments}):", *[f"filled_{at} = {fill}" for at in range(len(rows))]]
-    exec("\n    ".join([*lines, f"launch({arguments}, {filled})", f"return {filled}"]), made)  # noqa: S102
+    exec("\n    ".join([*lines, f"launch({arguments}, {filled}, eps)", f"return {filled}"]), made)  # noqa: S102
     return made["run"]
 
 

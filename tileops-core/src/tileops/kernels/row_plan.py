@@ -13,22 +13,52 @@ import torch
 
 VECTOR_BYTES: Final = 16  # the widest global access of one thread on every architecture served
 REGISTERS_PER_SM: Final = 1 << 16  # 32-bit registers, on every architecture served
+WARP: Final = 32
 THREADS_PER_SM: Final = 1536  # the least of the architectures served; others run 2048
 
-MOST_THREADS: Final = 1024
-"""Threads of one block, on every architecture served."""
-
-MOST_THREADS_OF_SUMS: Final = 512
-"""The same where a row is the sum of two: of 1024, none has the registers for its parts of both."""
+HeldLimits = tuple[tuple[int, int], ...]
+"""Numbers of threads that a block may give one row, fewest first, each with the registers that a thread may hold."""
 
 MOST_HELD: Final = 32
 """Registers with which a thread may hold its part of a row: half of the 64 that each of 1024 can have."""
 
-HELD_BY_FEW: Final = 24
-"""The same for up to 128 threads: beyond it a 16-bit row spills, so more threads take it."""
+HELD_BY_WARP: Final = 12
+"""Registers with which a thread of a warp, or of a part of one, may hold its part of a row.
 
-MOST_LOADED_EARLY: Final = 64
-"""Registers of row, residual, weight and bias together with which 128 threads still run four blocks an SM."""
+Measured on an H200, bfloat16, one warp and two for rows of 1024 elements, as multiples of a copy's time: layer norm
+1.06 and 1.04, RMS norm 1.04 and 1.01; one row alone 1.94 and 1.75 µs, 1.77 and 1.61 µs.
+"""
+
+HELD_BY_LAYER_NORM: Final[HeldLimits] = ((64, 8), (128, 24), (256, 16), (512, 32))
+"""Measured on an H200, bfloat16 with weight and bias, by threads, as multiples of a copy's time:
+
+4096² 128 1.09, 256 1.13; 16384 x 5120 128 1.03, 256 1.06; 8192² 256 1.05, 512 1.11; 2048 x 16384 256 1.25,
+512 1.14, 1024 1.74; 1024 x 32768 512 1.30, 1024 1.34. Of 1024 threads none holds its part of a longer row without
+spilling it: 512 x 65536 1.85, and streamed 1.38.
+"""
+
+HELD_BY_RMS_NORM: Final[HeldLimits] = ((64, 8), (128, 12), (256, 32), (512, 32), (1024, 32))
+"""Measured as for layer norm, without bias:
+
+4096² 128 1.06, 256 1.04, 512 1.13; 16384 x 5120 128 1.03, 256 1.02; 8192² 256 1.04, 512 1.05, 1024 1.30; 2048 x
+16384 256 1.05, 512 1.08; 1024 x 32768 512 1.12, 1024 1.16; 512 x 65536 1024 1.14, and streamed 1.32.
+"""
+
+HELD_BY_FUSED_RMS_NORM: Final = HELD_BY_RMS_NORM[:-1]
+"""As many threads as for RMS norm of the sum, whose bits the result has; of 1024, none has registers for both rows.
+
+Fused layer norm is held as layer norm is. Measured on an H200 in bfloat16, RMS and layer norm as multiples of two
+copies' time: 4096² 256 0.99, 128 0.99; 16384 x 5120 256 1.01, 128 1.02; 8192² 256 1.03, 256 1.03 (of 512 both would
+take 1.01); 2048 x 16384 256 1.02, 512 1.02.
+"""
+
+MOST_LOADED_EARLY: Final = 40
+"""Registers of row and weight together up to which a thread loads its weight while it sums the row.
+
+A bias comes late: with it, fewer blocks share an SM. Measured on an H200, layer norm in bfloat16, weight and bias
+early, the weight alone, and neither, as multiples of a copy's time: 4096² 1.10, 1.09, 1.09; 8192² 1.09, 1.05, 1.05;
+one row of 4096 elements 2.02, 2.12, 2.15 µs.
+"""
 
 MOST_IN_FLIGHT: Final = 16
 """Registers that a thread fills at a time where it streams: 1024 threads have 64 KiB of loads in flight."""
@@ -36,8 +66,8 @@ MOST_IN_FLIGHT: Final = 16
 WORKING_REGISTERS: Final = 32
 """Registers beside the held row: addresses, one vector unpacked to float32, sums (read off compiled code)."""
 
-UNPACKING_REGISTERS: Final = 16
-"""As many more where 16-bit rows hold more than `HELD_BY_FEW`; the compiler spills them otherwise."""
+PASSING_REGISTERS: Final = 16
+"""As many more through which weight, bias and unpacked values pass; with fewer the compiler spills the row."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,51 +153,44 @@ class RowPlan:
         words = (vector_words(self.vector, dtype) for dtype in dtypes if dtype is not None)
         return len(self.steps) * sum(words)
 
-    def loads_early(self, further_registers: int) -> bool:
-        """Whether a thread has registers for `further_registers` while it sums the row."""
-        fits = self._registers(further_registers) * self.threads <= REGISTERS_PER_SM
-        return fits and self.held_registers + further_registers <= MOST_LOADED_EARLY
+    def loads_early(self, weight_registers: int) -> bool:
+        """Whether a thread has registers for its part of the weight while it sums the row."""
+        return self.held_registers + weight_registers <= MOST_LOADED_EARLY
 
-    def blocks_per_sm(self, further_registers: int) -> int:
-        """Blocks that fit an SM where each thread holds the row and `further_registers`."""
-        by_registers = REGISTERS_PER_SM // (self._registers(further_registers) * self.threads)
-        return max(1, min(THREADS_PER_SM // self.threads, by_registers))
-
-    def _registers(self, further_registers: int) -> int:
-        """Registers of one thread that holds the row and `further_registers`."""
-        unpacks_many = self.elements_per_word > 1 and self.held_registers > HELD_BY_FEW
-        working = WORKING_REGISTERS + (UNPACKING_REGISTERS if unpacks_many else 0)
-        return self.held_registers + further_registers + working
+    def blocks_per_sm(self, loaded_beside: int) -> int:
+        """Blocks that fit an SM where each thread holds the row, and `loaded_beside` registers meanwhile."""
+        registers = self.held_registers + max(loaded_beside, PASSING_REGISTERS) + WORKING_REGISTERS
+        return max(1, min(THREADS_PER_SM // self.threads, REGISTERS_PER_SM // (registers * self.threads)))
 
 
-def held_row_plan(n: int, dtype: torch.dtype, most_threads: int = MOST_THREADS) -> RowPlan | None:
-    """The fewest threads that hold a row in registers, or None where `most_threads` cannot.
+def held_row_plan(n: int, dtype: torch.dtype, limits: HeldLimits) -> RowPlan | None:
+    """The fewest threads that hold a row in registers, or None where a block of `limits` cannot.
 
-    Rows of up to 3 KiB share a warp or take one, which needs no barrier; longer rows take a block.
+    Rows of up to 1.5 KiB share a warp or take one, which needs no barrier; longer rows take a block.
     """
     vector = vector_elements(n, dtype)
     words = vector_words(vector, dtype)
     vectors = n // vector
-    if vectors * words <= 32 * HELD_BY_FEW:
-        # Two vectors or more for each lane, so that loads overlap, but 8 lanes side by side: a 128-byte line.
-        lanes = min(32, max(power_of_two_from(ceil_div(vectors, 2)), min(8, power_of_two_from(vectors))))
+    if vectors * words <= WARP * HELD_BY_WARP:
+        # Two vectors or more for each lane, so that loads overlap, but 4 lanes side by side: half a line of 128 bytes.
+        lanes = min(WARP, max(power_of_two_from(ceil_div(vectors, 2)), min(4, power_of_two_from(vectors))))
         return RowPlan(n, vector, words, lanes, rows_per_block=128 // lanes)
-    for lanes in (64, 128, 256, 512, 1024):
-        most = HELD_BY_FEW if lanes <= 128 else MOST_HELD
-        if lanes <= most_threads and ceil_div(vectors, lanes) * words <= most:
+    for lanes, most in limits:
+        if ceil_div(vectors, lanes) * words <= most:
             return RowPlan(n, vector, words, lanes, rows_per_block=1)
     return None
 
 
-def held_row_configurations(n: int, dtype: torch.dtype, most_threads: int = MOST_THREADS) -> list[dict[str, int]]:
+def held_row_configurations(n: int, dtype: torch.dtype, limits: HeldLimits) -> list[dict[str, int]]:
     """Plans to try for a row that registers hold, by what varies: that of `held_row_plan` first.
 
     Others give a row half, twice or four times the threads, or a block half or twice the rows that share or take a
     warp. Each thread of a row has a vector.
     """
-    plan = held_row_plan(n, dtype, most_threads)
+    plan = held_row_plan(n, dtype, limits)
     if plan is None:
         return []
+    most_threads = limits[-1][0]
     lanes, rows = plan.lanes, plan.rows_per_block
     shapes = [(lanes, rows // 2), (lanes, rows * 2)] if lanes <= 32 else []
     others = [other for other in (lanes // 2, lanes * 2, lanes * 4) if 0 < other <= min(plan.vectors, most_threads)]
@@ -184,10 +207,11 @@ def streamed_row_plan(n: int, dtype: torch.dtype) -> RowPlan:
     return RowPlan(n, vector, vector_words(vector, dtype), lanes=512, rows_per_block=1)
 
 
-def longest_held_row(n: int, dtype: torch.dtype, most_threads: int = MOST_THREADS) -> int:
+def longest_held_row(n: int, dtype: torch.dtype, limits: HeldLimits) -> int:
     """The longest row that registers hold, among rows whose vectors are as wide as those of `n`."""
     vector = vector_elements(n, dtype)
-    return most_threads * (MOST_HELD // vector_words(vector, dtype)) * vector
+    words = vector_words(vector, dtype)
+    return max(lanes * (most // words) * vector for lanes, most in limits)
 
 
 def vector_elements(n: int, dtype: torch.dtype) -> int:

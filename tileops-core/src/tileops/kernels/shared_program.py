@@ -21,8 +21,10 @@ __all__ = [
     "block_merge_moments",
     "block_sum",
     "elements_of_group",
+    "elements_of_thread",
     "from_origin",
     "group_merge_moments",
+    "group_merge_samples",
     "group_sum",
     "keep_packed",
     "load_columns",
@@ -30,7 +32,8 @@ __all__ = [
     "load_row",
     "load_row_at",
     "merge_moments",
-    "merge_moments_of_warps",
+    "merge_samples_of_warps",
+    "settle",
     "sized_block_sum",
     "store_row",
     "store_row_at",
@@ -116,16 +119,34 @@ def merge_moments(moments, other_count, other_mean, other_m2):
 def group_merge_moments(moments, lanes: int):
     """Merge `moments` (float32, local: count, mean, M2) over each aligned group of `lanes`.
 
-    Every lane of the warp must take part. A butterfly with Chan's rule; see `merge_moments`.
+    Every lane of the warp must take part. See `group_merge_samples`.
     """
-    other = T.alloc_local((3,), "float32")
-    for hop in _butterfly(lanes):
-        for i in T.unroll(3):
-            other[i] = T.shfl_xor(moments[i], hop)
-        merge_moments(moments, other[0], other[1], other[2])
-    # The two sides of an exchange round differently: the first lane speaks for its group.
-    for i in T.unroll(3):
-        moments[i] = T.shfl_sync(moments[i], 0, lanes)
+    counts = T.alloc_local((1,), "float32")
+    sums = T.alloc_local((1,), "float32")
+    squares = T.alloc_local((1,), "float32")
+    counts[0] = moments[0]
+    sums[0] = moments[0] * moments[1]
+    squares[0] = moments[2]
+    group_sum(counts, 1, lanes)
+    group_merge_samples(sums, squares, moments[1], moments[0], T.max(counts[0], 1.0), lanes)
+    moments[0] = counts[0]
+    moments[1] = sums[0] / T.max(counts[0], 1.0)
+    moments[2] = squares[0]
+
+
+@macro
+def group_merge_samples(sums, squares, own_mean, own_count, count, lanes: int):
+    """Merge the samples of each aligned group of `lanes`, `count` elements together.
+
+    `sums` (float32, local, 1) becomes the sum of all, and `squares` (likewise), which is about the mean of the
+    lane's own sample, that about the mean of all: Chan's rule, with nothing to divide on the way. Every lane of the
+    warp must take part; a sample may be empty (0, 0, 0).
+    """
+    group_sum(sums, 1, lanes)
+    apart = own_mean - sums[0] * (1.0 / count)
+    # An empty sample weighs 0, which must meet the distance before its square can overflow.
+    squares[0] = squares[0] + own_count * apart * apart
+    group_sum(squares, 1, lanes)
 
 
 @macro
@@ -134,14 +155,8 @@ def block_merge_moments(moments, slots, threads: int):
 
     `slots` is shared float32 of shape (threads // 32, 3), which no other reduction of the program may use.
     """
-    group_merge_moments(moments, WARP)
-    merge_moments_of_warps(moments, slots, threads)
-
-
-@macro
-def merge_moments_of_warps(moments, slots, threads: int):
-    """Like `block_merge_moments`, where the lanes of each warp already agree on its `moments`."""
     thread = T.get_thread_binding()
+    group_merge_moments(moments, WARP)
     if threads > WARP:
         if thread % WARP == 0:
             for i in T.unroll(3):
@@ -150,6 +165,25 @@ def merge_moments_of_warps(moments, slots, threads: int):
         for i in T.unroll(3):
             moments[i] = slots[thread % (threads // WARP), i]
         group_merge_moments(moments, threads // WARP)
+
+
+@macro
+def merge_samples_of_warps(sums, squares, slots, plan: RowPlan):
+    """Merge what `group_merge_samples` left in each warp of a block that holds one row.
+
+    `slots` is shared float32 of shape (warps, 2), which no other reduction of the program may use.
+    """
+    thread = T.get_thread_binding()
+    warps = plan.lanes // WARP
+    if thread % WARP == 0:
+        slots[thread // WARP, 0] = sums[0]
+        slots[thread // WARP, 1] = squares[0]
+    T.sync_threads()
+    sums[0] = slots[thread % warps, 0]
+    squares[0] = slots[thread % warps, 1]
+    count = elements_of_group(plan, thread % warps * WARP)
+    mean = sums[0] / T.max(count, 1.0)
+    group_merge_samples(sums, squares, mean, count, T.float32(plan.n), warps)
 
 
 @macro
@@ -185,6 +219,18 @@ def keep_packed(held, plan: RowPlan):
     """
     if plan.elements_per_word > 1:
         T.warpgroup_fence_operand(held)
+
+
+@macro
+def settle(held, count: int, rows):
+    """Wait here for the loads that fill `held[:count]` (local), and leave it as it is; `rows` is a positive number.
+
+    Loads are counted on a few scoreboards, and who first uses a value waits for all that its scoreboard counts.
+    Where that use is in a loop which fetches ahead, each turn waits for its own fetch. The zero that is added here is
+    one that no compiler knows.
+    """
+    for i in T.unroll(count):
+        held[i] = T.cast(T.cast(held[i], "float32") + T.cast(T.max(-rows, 0), "float32"), held.dtype)
 
 
 @macro
@@ -246,6 +292,14 @@ def from_origin(value: Any, origin: Any, dtype: torch.dtype) -> Any:
     """
     value = T.cast(value, "float32")
     return value - origin if dtype is torch.float32 else value
+
+
+def elements_of_thread(plan: RowPlan, lane: Any) -> Any:
+    """How many elements `lane` holds (float32)."""
+    if plan.vectors % plan.lanes == 0:
+        return T.float32(plan.elements)
+    of_last_step = T.if_then_else(plan.holds(plan.steps[-1], lane), plan.vector, 0)
+    return T.cast(plan.elements - plan.vector + of_last_step, "float32")
 
 
 def elements_of_group(plan: RowPlan, lane: Any) -> Any:

@@ -167,6 +167,22 @@ class Op:
                             return results
         if needs_dispatcher(tensors):
             return call_through(self, tensors)
+        return self._noted(tensors)
+
+    def _repeated(self, tensors: tuple[Any, ...]) -> Any:
+        """The results of a call that is like one that was noted; None of any other. `__call__` has it written out."""
+        entries, known, _ = self._repeats
+        if entries is self._entries:
+            scope = active()
+            for noted_in, repeat in known:
+                if noted_in is scope:
+                    results = repeat(tensors)
+                    if results is not None:
+                        return results
+        return None
+
+    def _noted(self, tensors: tuple[Any, ...]) -> Any:
+        """The results of a call that torch need not see, or has seen. It is noted, for calls that are like it."""
         results = self._run(*tensors)
         if self._repeats.left or self._repeats.entries is not self._entries:
             self._repeats = with_call(self._repeats, self, tensors)

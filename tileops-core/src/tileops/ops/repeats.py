@@ -57,7 +57,7 @@ def with_call(repeats: Repeats, op: Any, tensors: tuple[Any, ...]) -> Repeats:
     arity = len(op.argument_names)
     on_error = _noted_within if recorded else note_who_ran
     call = None if run is None else guarded(run, arity, tensors, sizes, on_error, recorded=recorded)
-    known = repeats.known if call is None else (*repeats.known, (active(), call))
+    known = repeats.known if call is None else ((active(), call), *repeats.known)
     return Repeats(entries, known, repeats.left - 1)
 
 

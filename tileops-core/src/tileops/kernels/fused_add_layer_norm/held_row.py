@@ -11,7 +11,7 @@ from tileops.device import at_least
 from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.fused_add_layer_norm.interface import FusedAddLayerNorm, FusedAddLayerNormCall
 from tileops.kernels.row_launch import Launch, launch_rows, row_launch
-from tileops.kernels.row_plan import MOST_THREADS_OF_SUMS, held_row_plan, longest_held_row
+from tileops.kernels.row_plan import HELD_BY_LAYER_NORM, held_row_plan, longest_held_row
 
 
 @final
@@ -24,8 +24,8 @@ class HeldRowFusedAddLayerNorm(FusedAddLayerNorm):
     def refusal(cls, call: FusedAddLayerNormCall) -> str | None:
         """Rows of a served dtype that 512 threads can hold, 32 registers each."""
         unserved = refusal_of_dtypes(call.dtype, weight=call.weight_dtype, bias=call.bias_dtype)
-        if unserved is None and held_row_plan(call.n, call.dtype, MOST_THREADS_OF_SUMS) is None:
-            most = longest_held_row(call.n, call.dtype, MOST_THREADS_OF_SUMS)
+        if unserved is None and held_row_plan(call.n, call.dtype, HELD_BY_LAYER_NORM) is None:
+            most = longest_held_row(call.n, call.dtype, HELD_BY_LAYER_NORM)
             return f"row of {call.n} elements; serves up to {most} of {call.dtype} at its alignment"
         return unserved
 
@@ -37,22 +37,21 @@ class HeldRowFusedAddLayerNorm(FusedAddLayerNorm):
 
     def __init__(self, call: FusedAddLayerNormCall) -> None:
         # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
-        from tileops.kernels.compiled_program import compile_program
+        from tileops.kernels.compiled_program import compiled_once
         from tileops.kernels.layer_norm.held_row_program import layer_norm_held_row
 
         super().__init__(call)
-        plan = held_row_plan(call.n, call.dtype, MOST_THREADS_OF_SUMS)
+        plan = held_row_plan(call.n, call.dtype, HELD_BY_LAYER_NORM)
         assert plan is not None, "refusal() refuses such rows"
-        program = layer_norm_held_row(
-            plan, call.dtype, call.eps, call.weight_dtype, call.bias_dtype, adds_residual=True
+        self._n, self._eps = call.n, float(call.eps)
+        self._launch: Launch = compiled_once(
+            layer_norm_held_row, call.arch, plan, call.dtype, call.weight_dtype, call.bias_dtype, adds_residual=True
         )
-        self._n = call.n
-        self._launch: Launch = compile_program(program, call.arch)
 
     def forward(self, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Launch the program on x and the residual as (rows, n)."""
-        return launch_rows(self._launch, self._n, (x, residual), (weight, bias))
+        return launch_rows(self._launch, self._n, (x, residual), (weight, bias), self._eps)
 
     def repeated(self, *args: Any) -> Callable[..., Any]:
         """The launch alone."""
-        return row_launch(self._launch, self._n, args[:2], args[2:]) or self
+        return row_launch(self._launch, self._n, args[:2], args[2:], self._eps) or self

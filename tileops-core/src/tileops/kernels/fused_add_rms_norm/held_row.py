@@ -11,7 +11,7 @@ from tileops.device import at_least
 from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.fused_add_rms_norm.interface import FusedAddRMSNorm, FusedAddRMSNormCall
 from tileops.kernels.row_launch import Launch, launch_rows, row_launch
-from tileops.kernels.row_plan import MOST_THREADS_OF_SUMS, held_row_plan, longest_held_row
+from tileops.kernels.row_plan import HELD_BY_FUSED_RMS_NORM, held_row_plan, longest_held_row
 
 
 @final
@@ -24,8 +24,8 @@ class HeldRowFusedAddRMSNorm(FusedAddRMSNorm):
     def refusal(cls, call: FusedAddRMSNormCall) -> str | None:
         """Rows of a served dtype that 512 threads can hold, 32 registers each."""
         unserved = refusal_of_dtypes(call.dtype, weight=call.weight_dtype)
-        if unserved is None and held_row_plan(call.n, call.dtype, MOST_THREADS_OF_SUMS) is None:
-            most = longest_held_row(call.n, call.dtype, MOST_THREADS_OF_SUMS)
+        if unserved is None and held_row_plan(call.n, call.dtype, HELD_BY_FUSED_RMS_NORM) is None:
+            most = longest_held_row(call.n, call.dtype, HELD_BY_FUSED_RMS_NORM)
             return f"row of {call.n} elements; serves up to {most} of {call.dtype} at its alignment"
         return unserved
 
@@ -37,20 +37,21 @@ class HeldRowFusedAddRMSNorm(FusedAddRMSNorm):
 
     def __init__(self, call: FusedAddRMSNormCall) -> None:
         # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
-        from tileops.kernels.compiled_program import compile_program
+        from tileops.kernels.compiled_program import compiled_once
         from tileops.kernels.rms_norm.held_row_program import rms_norm_held_row
 
         super().__init__(call)
-        plan = held_row_plan(call.n, call.dtype, MOST_THREADS_OF_SUMS)
+        plan = held_row_plan(call.n, call.dtype, HELD_BY_FUSED_RMS_NORM)
         assert plan is not None, "refusal() refuses such rows"
-        program = rms_norm_held_row(plan, call.dtype, call.eps, call.weight_dtype, adds_residual=True)
-        self._n = call.n
-        self._launch: Launch = compile_program(program, call.arch)
+        self._n, self._eps = call.n, float(call.eps)
+        self._launch: Launch = compiled_once(
+            rms_norm_held_row, call.arch, plan, call.dtype, call.weight_dtype, adds_residual=True
+        )
 
     def forward(self, x: Tensor, residual: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """Launch the program on x and the residual as (rows, n)."""
-        return launch_rows(self._launch, self._n, (x, residual), (weight,))
+        return launch_rows(self._launch, self._n, (x, residual), (weight,), self._eps)
 
     def repeated(self, *args: Any) -> Callable[..., Any]:
         """The launch alone."""
-        return row_launch(self._launch, self._n, args[:2], args[2:]) or self
+        return row_launch(self._launch, self._n, args[:2], args[2:], self._eps) or self

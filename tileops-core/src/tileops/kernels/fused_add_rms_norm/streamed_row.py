@@ -34,19 +34,20 @@ class StreamedRowFusedAddRMSNorm(FusedAddRMSNorm):
 
     def __init__(self, call: FusedAddRMSNormCall) -> None:
         # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
-        from tileops.kernels.compiled_program import compile_program
+        from tileops.kernels.compiled_program import compiled_once
         from tileops.kernels.rms_norm.streamed_row_program import rms_norm_streamed_row
 
         super().__init__(call)
         plan = streamed_row_plan(call.n, call.dtype)
-        program = rms_norm_streamed_row(plan, call.dtype, call.eps, call.weight_dtype, adds_residual=True)
-        self._n = call.n
-        self._launch: Launch = compile_program(program, call.arch)
+        self._n, self._eps = call.n, float(call.eps)
+        self._launch: Launch = compiled_once(
+            rms_norm_streamed_row, call.arch, plan, call.dtype, call.weight_dtype, adds_residual=True
+        )
 
     def forward(self, x: Tensor, residual: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """Launch the program on x and the residual as (rows, n)."""
-        return launch_rows(self._launch, self._n, (x, residual), (weight,))
+        return launch_rows(self._launch, self._n, (x, residual), (weight,), self._eps)
 
     def repeated(self, *args: Any) -> Callable[..., Any]:
         """The launch alone."""
-        return row_launch(self._launch, self._n, args[:2], args[2:]) or self
+        return row_launch(self._launch, self._n, args[:2], args[2:], self._eps) or self

@@ -24,15 +24,14 @@ from tileops.kernels.shared_program import (
 def layer_norm_streamed_row(
     plan: RowPlan,
     dtype: torch.dtype,
-    eps: float,
     weight_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
     adds_residual: bool = False,
 ) -> Any:
     """y[r, i] = (x[r, i] - mean) / sqrt(variance + eps) * weight[i] + bias[i], in float32, rounded once.
 
-    The program takes x (rows, n), weight (n) or None, bias (n) or None, y (rows, n); one build serves every
-    row count. One that adds a residual takes x, residual, weight, bias, y, summed: x + residual, rounded, goes to
+    The program takes x (rows, n), weight (n) or None, bias (n) or None, y (rows, n), eps; one build serves every
+    row count. One that adds a residual takes x, residual, weight, bias, y, summed, eps: x + residual, rounded, goes to
     `summed` (rows, n), and stands in the place of x from then on.
 
     Each thread merges the exact moments of what it loads at a time (Chan et al.), so that no large
@@ -82,7 +81,7 @@ def layer_norm_streamed_row(
         store_row_at(y, row, column, result, 0, vector)
 
     @traced(T.macro)
-    def normalise_rows(x, residual, weight, bias, y, summed):
+    def normalise_rows(x, residual, weight, bias, y, summed, eps):
         """`summed` is x itself where the residual is None."""
         with T.Kernel(rows, threads=plan.threads) as row:
             T.annotate_min_blocks_per_sm(blocks_per_sm)
@@ -135,8 +134,9 @@ def layer_norm_streamed_row(
             bias: T.Tensor((n,), bias_type),
             y: T.Tensor((rows, n), held_type),
             summed: T.Tensor((rows, n), held_type),
+            eps: T.float32,
         ):
-            normalise_rows(x, residual, weight, bias, y, summed)
+            normalise_rows(x, residual, weight, bias, y, summed, eps)
 
         return fused_add_layer_norm_streamed_row
 
@@ -146,7 +146,8 @@ def layer_norm_streamed_row(
         weight: T.Tensor((n,), weight_type),
         bias: T.Tensor((n,), bias_type),
         y: T.Tensor((rows, n), held_type),
+        eps: T.float32,
     ):
-        normalise_rows(x, None, weight, bias, y, x)
+        normalise_rows(x, None, weight, bias, y, x, eps)
 
     return layer_norm_streamed_row

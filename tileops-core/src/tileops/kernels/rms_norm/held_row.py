@@ -13,7 +13,7 @@ from tileops.kernels.configurations import Configuration
 from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.rms_norm.interface import RMSNorm, RMSNormCall
 from tileops.kernels.row_launch import Launch, launch_rows, row_launch
-from tileops.kernels.row_plan import held_row_configurations, held_row_plan, longest_held_row
+from tileops.kernels.row_plan import HELD_BY_RMS_NORM, held_row_configurations, held_row_plan, longest_held_row
 
 
 @final
@@ -26,8 +26,8 @@ class HeldRowRMSNorm(RMSNorm):
     def refusal(cls, call: RMSNormCall) -> str | None:
         """Rows of a served dtype that 1024 threads can hold, 32 registers each."""
         unserved = refusal_of_dtypes(call.dtype, weight=call.weight_dtype)
-        if unserved is None and held_row_plan(call.n, call.dtype) is None:
-            most = longest_held_row(call.n, call.dtype)
+        if unserved is None and held_row_plan(call.n, call.dtype, HELD_BY_RMS_NORM) is None:
+            most = longest_held_row(call.n, call.dtype, HELD_BY_RMS_NORM)
             return f"row of {call.n} elements; serves up to {most} of {call.dtype} at its alignment"
         return unserved
 
@@ -40,25 +40,24 @@ class HeldRowRMSNorm(RMSNorm):
     @classmethod
     def configurations(cls, call: RMSNormCall) -> Sequence[Configuration]:
         """Threads of a row and rows of a block."""
-        return held_row_configurations(call.n, call.dtype)
+        return held_row_configurations(call.n, call.dtype, HELD_BY_RMS_NORM)
 
     def __init__(self, call: RMSNormCall) -> None:
         # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
-        from tileops.kernels.compiled_program import compile_program
+        from tileops.kernels.compiled_program import compiled_once
         from tileops.kernels.rms_norm.held_row_program import rms_norm_held_row
 
         super().__init__(call)
-        plan = held_row_plan(call.n, call.dtype)
+        plan = held_row_plan(call.n, call.dtype, HELD_BY_RMS_NORM)
         assert plan is not None, "refusal() refuses such rows"
         plan = dataclasses.replace(plan, **self.configuration)
-        program = rms_norm_held_row(plan, call.dtype, call.eps, call.weight_dtype)
-        self._n = call.n
-        self._launch: Launch = compile_program(program, call.arch)
+        self._n, self._eps = call.n, float(call.eps)
+        self._launch: Launch = compiled_once(rms_norm_held_row, call.arch, plan, call.dtype, call.weight_dtype)
 
     def forward(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Launch the program on x as (rows, n)."""
-        return launch_rows(self._launch, self._n, (x,), (weight,))
+        return launch_rows(self._launch, self._n, (x,), (weight,), self._eps)
 
     def repeated(self, *args: Any) -> Callable[..., Any]:
         """The launch alone."""
-        return row_launch(self._launch, self._n, args[:1], args[1:]) or self
+        return row_launch(self._launch, self._n, args[:1], args[1:], self._eps) or self

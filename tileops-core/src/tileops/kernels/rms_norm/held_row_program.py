@@ -23,12 +23,12 @@ from tileops.kernels.shared_program import (
 
 
 def rms_norm_held_row(
-    plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtype: torch.dtype | None, adds_residual: bool = False
+    plan: RowPlan, dtype: torch.dtype, weight_dtype: torch.dtype | None, adds_residual: bool = False
 ) -> Any:
     """y[r, i] = x[r, i] / sqrt(mean(x[r, :] ** 2) + eps) * weight[i], in float32, rounded once.
 
-    The program takes x (rows, n), weight (n) or None, y (rows, n); one build serves every row count. One that
-    adds a residual takes x, residual, weight, y, summed: x + residual, rounded, goes to `summed` (rows, n), and
+    The program takes x (rows, n), weight (n) or None, y (rows, n), eps; one build serves every row count. One that
+    adds a residual takes x, residual, weight, y, summed, eps: x + residual, rounded, goes to `summed` (rows, n), and
     stands in the place of x from then on.
     """
     n, vector = plan.n, plan.vector
@@ -37,12 +37,12 @@ def rms_norm_held_row(
     residual_registers = plan.registers_for(dtype if adds_residual else None)
     weight_registers = plan.registers_for(weight_dtype)
     has_weight = weight_dtype is not None
-    weight_early = plan.loads_early(residual_registers + weight_registers)
-    blocks_per_sm = plan.blocks_per_sm(residual_registers + (weight_registers if weight_early else 0))
+    weight_early = has_weight and not adds_residual and plan.loads_early(weight_registers)
+    blocks_per_sm = plan.blocks_per_sm(weight_registers if weight_early else residual_registers)
     rows = T.dynamic("rows")
 
     @traced(T.macro)
-    def normalise_rows(x, residual, weight, y, summed):
+    def normalise_rows(x, residual, weight, y, summed, eps):
         """`summed` is x itself where the residual is None."""
         with T.Kernel(T.ceildiv(rows, plan.rows_per_block), threads=plan.threads) as block:
             T.annotate_min_blocks_per_sm(blocks_per_sm)
@@ -59,7 +59,7 @@ def rms_norm_held_row(
             # A group past the last row reads the last row again: the exchanges below need every lane.
             load_row(held, x, residual, T.min(row, rows - 1), plan, lane)
             # The weight arrives while the row is summed, where registers allow.
-            if has_weight and weight_early:
+            if weight_early:
                 load_columns(scale, weight, plan, lane)
 
             # Stored at once: the memory takes it while the row is summed.
@@ -107,8 +107,9 @@ def rms_norm_held_row(
             weight: T.Tensor((n,), weight_type),
             y: T.Tensor((rows, n), held_type),
             summed: T.Tensor((rows, n), held_type),
+            eps: T.float32,
         ):
-            normalise_rows(x, residual, weight, y, summed)
+            normalise_rows(x, residual, weight, y, summed, eps)
 
         return fused_add_rms_norm_held_row
 
@@ -117,7 +118,8 @@ def rms_norm_held_row(
         x: T.Tensor((rows, n), held_type),
         weight: T.Tensor((n,), weight_type),
         y: T.Tensor((rows, n), held_type),
+        eps: T.float32,
     ):
-        normalise_rows(x, None, weight, y, x)
+        normalise_rows(x, None, weight, y, x, eps)
 
     return rms_norm_held_row

@@ -34,19 +34,18 @@ class StreamedRowRMSNorm(RMSNorm):
 
     def __init__(self, call: RMSNormCall) -> None:
         # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
-        from tileops.kernels.compiled_program import compile_program
+        from tileops.kernels.compiled_program import compiled_once
         from tileops.kernels.rms_norm.streamed_row_program import rms_norm_streamed_row
 
         super().__init__(call)
         plan = streamed_row_plan(call.n, call.dtype)
-        program = rms_norm_streamed_row(plan, call.dtype, call.eps, call.weight_dtype)
-        self._n = call.n
-        self._launch: Launch = compile_program(program, call.arch)
+        self._n, self._eps = call.n, float(call.eps)
+        self._launch: Launch = compiled_once(rms_norm_streamed_row, call.arch, plan, call.dtype, call.weight_dtype)
 
     def forward(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Launch the program on x as (rows, n)."""
-        return launch_rows(self._launch, self._n, (x,), (weight,))
+        return launch_rows(self._launch, self._n, (x,), (weight,), self._eps)
 
     def repeated(self, *args: Any) -> Callable[..., Any]:
         """The launch alone."""
-        return row_launch(self._launch, self._n, args[:1], args[1:]) or self
+        return row_launch(self._launch, self._n, args[:1], args[1:], self._eps) or self

@@ -19,12 +19,12 @@ from tileops.kernels.shared_program import (
 
 
 def rms_norm_streamed_row(
-    plan: RowPlan, dtype: torch.dtype, eps: float, weight_dtype: torch.dtype | None, adds_residual: bool = False
+    plan: RowPlan, dtype: torch.dtype, weight_dtype: torch.dtype | None, adds_residual: bool = False
 ) -> Any:
     """y[r, i] = x[r, i] / sqrt(mean(x[r, :] ** 2) + eps) * weight[i], in float32, rounded once.
 
-    The program takes x (rows, n), weight (n) or None, y (rows, n); one build serves every row count. One
-    that adds a residual takes x, residual, weight, y, summed: x + residual, rounded, goes to `summed` (rows, n),
+    The program takes x (rows, n), weight (n) or None, y (rows, n), eps; one build serves every row count. One
+    that adds a residual takes x, residual, weight, y, summed, eps: x + residual, rounded, goes to `summed` (rows, n),
     and stands in the place of x from then on.
 
     The second pass goes backwards: it meets what was read last, which the L2 cache still holds however long the
@@ -60,7 +60,7 @@ def rms_norm_streamed_row(
         store_row_at(y, row, column, result, 0, vector)
 
     @traced(T.macro)
-    def normalise_rows(x, residual, weight, y, summed):
+    def normalise_rows(x, residual, weight, y, summed, eps):
         """`summed` is x itself where the residual is None."""
         with T.Kernel(rows, threads=plan.threads) as row:
             T.annotate_min_blocks_per_sm(blocks_per_sm)
@@ -113,8 +113,9 @@ def rms_norm_streamed_row(
             weight: T.Tensor((n,), weight_type),
             y: T.Tensor((rows, n), held_type),
             summed: T.Tensor((rows, n), held_type),
+            eps: T.float32,
         ):
-            normalise_rows(x, residual, weight, y, summed)
+            normalise_rows(x, residual, weight, y, summed, eps)
 
         return fused_add_rms_norm_streamed_row
 
@@ -123,7 +124,8 @@ def rms_norm_streamed_row(
         x: T.Tensor((rows, n), held_type),
         weight: T.Tensor((n,), weight_type),
         y: T.Tensor((rows, n), held_type),
+        eps: T.float32,
     ):
-        normalise_rows(x, None, weight, y, x)
+        normalise_rows(x, None, weight, y, x, eps)
 
     return rms_norm_streamed_row
