@@ -13,6 +13,7 @@ from tileops.kernels.group_norm.group_rows import GroupRows, Launch, compiled_to
 from tileops.kernels.group_norm.held_backward_plan import LEAST_VECTORS, HeldBackwardPlan
 from tileops.kernels.group_norm.short_backward_plan import parts_of_samples, short_backward_plan
 from tileops.kernels.group_norm.split_plan import IN_FLIGHT, piece_plan, split_plan
+from tileops.kernels.row_backward import EARLY_LAUNCH_ARCH
 from tileops.kernels.row_plan import vector_elements
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -80,14 +81,14 @@ class GroupBackward:
 
 def build_short(facts: GroupBackward, arch: int, sm_count: int) -> Callable[..., Gradients]:
     """Compile the programs for short rows; returns what `build_held` does."""
-    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.compiled_program import compiled_once
     from tileops.kernels.group_norm.short_backward_program import group_norm_short_backward
 
     plan = short_backward_plan(facts.n, facts.dtype)
     assert plan is not None, "refusal() refuses such rows"
     dtypes = (facts.dtype, facts.weight_dtype, facts.bias_dtype)
     built: list[Any] = compiled_together(
-        lambda: compile_program(group_norm_short_backward(plan, facts.channels, *dtypes, facts.need), arch),
+        lambda: compiled_once(group_norm_short_backward, arch, plan, facts.channels, *dtypes, facts.need),
         lambda: build_sums(facts, arch),
     )
     launch, add_parts = built
@@ -143,7 +144,7 @@ def build_held(facts: GroupBackward, plan: HeldBackwardPlan, arch: int) -> Calla
 
 def build_split(facts: GroupBackward, arch: int, sm_count: int) -> Callable[..., Gradients]:
     """Compile the programs for rows of any length; returns what `build_held` does."""
-    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.compiled_program import compiled_once
     from tileops.kernels.group_norm.split_backward_program import (
         SUMS,
         group_norm_piece_sums,
@@ -152,10 +153,11 @@ def build_split(facts: GroupBackward, arch: int, sm_count: int) -> Callable[...,
 
     n, channels, spatial, of_x = facts.n, facts.channels, facts.spatial, facts.need[0]
     pieces, rows_plan = piece_plan(spatial, facts.dtype), split_plan(n, facts.dtype, IN_FLIGHT // 2)
-    gradients = group_norm_split_gradients(rows_plan, pieces, facts.dtype, facts.weight_dtype, facts.need)
     built: list[Any] = compiled_together(
-        lambda: compile_program(group_norm_piece_sums(pieces, channels, facts.dtype), arch),
-        lambda: compile_program(gradients, arch),
+        lambda: compiled_once(group_norm_piece_sums, arch, pieces, channels, facts.dtype),
+        lambda: compiled_once(
+            group_norm_split_gradients, arch, rows_plan, pieces, facts.dtype, facts.weight_dtype, facts.need
+        ),
         lambda: build_sums(facts, arch),
     )
     measure, apply, add_samples = built
@@ -187,10 +189,12 @@ def build_split(facts: GroupBackward, arch: int, sm_count: int) -> Callable[...,
 
 def build_sums(facts: GroupBackward, arch: int) -> Launch:
     """The program that adds up `(sums wanted, samples, channels)` over the samples, into what `empty_sums` gives."""
-    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.compiled_program import compiled_once
     from tileops.kernels.group_norm.split_backward_program import sums_over_batch
 
-    return compile_program(sums_over_batch(*facts.dtypes_of_sums), arch) if any(facts.need[1:]) else _nothing
+    if not any(facts.need[1:]):
+        return _nothing
+    return compiled_once(sums_over_batch, arch, *facts.dtypes_of_sums, launched_early=arch >= EARLY_LAUNCH_ARCH)
 
 
 def _nothing(*_: object) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
+from tileops.kernels.compiled_program import macro
 from tileops.kernels.shared_program import (
     from_origin,
     load_columns_at,
@@ -50,7 +51,7 @@ def affine_width(vector: int, spatial: int) -> int:
     return 1 if spatial % vector == 0 else vector
 
 
-@T.macro
+@macro
 def load_chunk(x, held, row, first, end, stride, unroll: int, vector: int):
     """Load the vectors `first`, `first + stride`, ... below `end` of row `row` into `held` (local: unroll, vector)."""
     for step in T.unroll(unroll):
@@ -59,7 +60,7 @@ def load_chunk(x, held, row, first, end, stride, unroll: int, vector: int):
                 held[step, j] = x[row, (first + step * stride) * vector + j]
 
 
-@T.macro
+@macro
 def load_affine(held, first, weight, group, column, vector: int, channels: int, spatial: int):
     """Load what a vector of the row of `group` at `column` meets of `weight`, into `held` (local) from `first` on.
 
@@ -72,7 +73,7 @@ def load_affine(held, first, weight, group, column, vector: int, channels: int, 
             held[first + j] = weight[group * channels + T.truncdiv(column + j, spatial)]
 
 
-@T.macro
+@macro
 def write_normalised(
     y, row, column, held, first, origin, mean, inverse_deviation, scale, shift, first_affine,
     vector: int, spatial: int, dtype: torch.dtype, has_weight: bool, has_bias: bool,
@@ -95,7 +96,7 @@ def write_normalised(
     store_row_at(y, row, column, result, 0, vector)
 
 
-@T.macro
+@macro
 def take_first(origin, x, row, vector: int, dtype: torch.dtype):
     """`origin` (float32, local, 1) becomes the first value of row `row` of x, in every dtype; see `take_origin`.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tileops.kernels.dtypes import refusal_of_dtypes
 from tileops.kernels.group_norm.cluster_plan import LONE_BYTES, cluster_plan
 from tileops.kernels.group_norm.split_plan import split_plan
-from tileops.kernels.row_plan import HELD_BY_FEW, RowPlan, held_row_plan, longest_held_row
+from tileops.kernels.row_plan import HeldLimits, held_row_plan, longest_held_row
 
 Normalise = Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
 """Takes x, weight, bias and the statistics to fill, (2, rows) in float32 or None; returns y."""
@@ -22,6 +22,12 @@ Launch = Callable[..., Any]
 
 MOST_ELEMENTS: Final = 1 << 30
 """Elements of a row, at most: programs count them in 32 bits, some steps past the end."""
+
+HELD_BY_GROUP_NORM: Final[HeldLimits] = ((64, 8), (128, 24), (256, 24), (512, 32))
+"""As for layer norm, measured on an H200 in float16, by threads, µs: (16, 64, 128, 128) as instances 256 23.2, 512 18.6;
+(2, 1280, 16, 16) in 32 groups 256 2.8, 512 2.8; (2, 640, 32, 32) 512 3.7, 1024 4.2; (8, 256, 56, 56) as instances
+128 7.5, 256 8.0. 1024 threads spill their parts of longer rows.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +71,8 @@ class GroupRows:
             return (
                 f"groups of {self._bytes} bytes; serves up to {LONE_BYTES} where a cluster of blocks takes longer ones"
             )
-        if unserved is None and held_row_plan(self.n, self.dtype) is None:
-            most = longest_held_row(self.n, self.dtype)
+        if unserved is None and held_row_plan(self.n, self.dtype, HELD_BY_GROUP_NORM) is None:
+            most = longest_held_row(self.n, self.dtype, HELD_BY_GROUP_NORM)
             return f"groups of {self.n} elements; serves up to {most} of {self.dtype} at their alignment"
         return unserved
 
@@ -87,26 +93,16 @@ class GroupRows:
 def build_held(facts: GroupRows, arch: int) -> Normalise:
     """Compile the program for rows that a block holds."""
     # Imported here: importing tilelang takes seconds, and only a kernel that is built needs it.
-    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.compiled_program import compiled_once
     from tileops.kernels.group_norm.held_row_program import group_norm_held_row
 
-    plan = lone_plan(facts.n, facts.dtype)
+    plan = held_row_plan(facts.n, facts.dtype, HELD_BY_GROUP_NORM)
+    assert plan is not None, "refusal() refuses such rows"
     dtypes = (facts.dtype, facts.weight_dtype, facts.bias_dtype)
-    launch: Launch = compile_program(
-        group_norm_held_row(plan, facts.channels, *dtypes, keeps_statistics=facts.keeps_statistics), arch
+    launch: Launch = compiled_once(
+        group_norm_held_row, arch, plan, facts.channels, *dtypes, keeps_statistics=facts.keeps_statistics
     )
     return _one_launch(launch, facts)
-
-
-def lone_plan(n: int, dtype: torch.dtype) -> RowPlan:
-    """How one block holds a row: as a row norm does, but twice 256 threads where those hold many registers each.
-
-    Measured on an H200 in float16, (16, 64, 128, 128) as instances: 256 threads take 23.2 µs, 512 take 18.6.
-    """
-    plan = held_row_plan(n, dtype)
-    assert plan is not None, "refusal() refuses such rows"
-    many = plan.lanes == 256 and plan.held_registers > HELD_BY_FEW
-    return dataclasses.replace(plan, lanes=512) if many else plan
 
 
 def build_cluster(facts: GroupRows, arch: int, smem_budget: int) -> Normalise:
@@ -122,15 +118,15 @@ def build_cluster(facts: GroupRows, arch: int, smem_budget: int) -> Normalise:
 
 def build_split(facts: GroupRows, arch: int, sm_count: int) -> Normalise:
     """Compile the two programs for rows of any length."""
-    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.compiled_program import compiled_once
     from tileops.kernels.group_norm.split_row_program import group_norm_split_apply, group_norm_split_moments
 
     plan = split_plan(facts.n, facts.dtype)
     dtypes = (facts.dtype, facts.weight_dtype, facts.bias_dtype)
     measure, apply = compiled_together(
-        lambda: compile_program(group_norm_split_moments(plan, facts.dtype), arch),
-        lambda: compile_program(
-            group_norm_split_apply(plan, facts.channels, *dtypes, keeps_statistics=facts.keeps_statistics), arch
+        lambda: compiled_once(group_norm_split_moments, arch, plan, facts.dtype),
+        lambda: compiled_once(
+            group_norm_split_apply, arch, plan, facts.channels, *dtypes, keeps_statistics=facts.keeps_statistics
         ),
     )
     n, eps = facts.n, float(facts.eps)

@@ -9,7 +9,6 @@ import torch
 
 from tileops.kernels.group_norm.cluster_plan import CLUSTER_ARCH
 from tileops.kernels.row_plan import (
-    MOST_THREADS,
     REGISTERS_PER_SM,
     THREADS_PER_SM,
     ceil_div,
@@ -18,6 +17,9 @@ from tileops.kernels.row_plan import (
 )
 
 WARP: Final = 32
+
+MOST_THREADS: Final = 1024
+"""Threads of one block, on every architecture served."""
 
 LEAST_VECTORS: Final = 16
 """Vectors of a channel that a warp takes, at least: with fewer, most of its lanes have none."""

@@ -14,13 +14,13 @@ from tileops.kernels.group_norm.interface import GroupNorm, GroupNormCall
 
 @final
 class HeldRowGroupNorm(GroupNorm):
-    """Reads a group once into the registers of 1 to 1024 threads; serves up to 128 KiB, 40 where there are clusters."""
+    """Reads a group once into the registers of 1 to 512 threads; serves up to 64 KiB, 40 where there are clusters."""
 
     supported_archs = at_least(80)
 
     @classmethod
     def refusal(cls, call: GroupNormCall) -> str | None:
-        """Groups of a served dtype that 1024 threads can hold, 32 registers each."""
+        """Groups of a served dtype that 512 threads can hold, 32 registers each."""
         return facts_of(call).refusal_to_hold(call.arch, call.smem_budget)
 
     @classmethod

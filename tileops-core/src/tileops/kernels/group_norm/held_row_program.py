@@ -19,11 +19,12 @@ from tileops.kernels.row_plan import RowPlan
 from tileops.kernels.shared_program import (
     WARP,
     elements_of_group,
+    elements_of_thread,
     from_origin,
-    group_sum,
+    group_merge_samples,
     keep_packed,
     load_row,
-    merge_moments_of_warps,
+    merge_samples_of_warps,
     take_origin,
     tilelang_dtype,
 )
@@ -47,8 +48,8 @@ def group_norm_held_row(
     `keeps_statistics`, they are (2, rows) in float32 and become the mean and the unbiased variance of each row;
     else None.
 
-    The variance is centred exactly: each warp sums its elements, then their squared deviations from the warp's own
-    mean, both from registers; the warps of a block merge their moments behind a single barrier.
+    The variance is centred exactly: each thread sums its elements, then their squared deviations from its own mean,
+    both from registers; the threads of a warp merge theirs, and the warps of a block behind a single barrier.
     """
     n, vector, spatial = plan.n, plan.vector, plan.n // channels
     width = affine_width(vector, spatial)
@@ -76,11 +77,10 @@ def group_norm_held_row(
                     load_affine(held, step * width, weight, group, column, vector, channels, spatial)
 
     @traced(T.macro)
-    def take_moments(moments, held, origin, slots, lane):
-        """`moments` (float32, local: count, mean, M2) become those of the row; the mean is a distance from `origin`."""
+    def take_moments(total, squares, held, origin, slots, lane):
+        """`total` and `squares` (float32, local, 1) become those of the row, about its mean; see `from_origin`."""
         partial = T.alloc_local((vector,), "float32")
-        total = T.alloc_local((1,), "float32")
-        # One partial sum for each element of a vector keeps the chains short.
+        # The mean of the thread's elements. One partial sum for each element of a vector keeps the chains short.
         for j in T.unroll(vector):
             partial[j] = 0.0
         for step in plan.steps:
@@ -91,25 +91,23 @@ def group_norm_held_row(
         for j in T.unroll(vector):
             total[0] = total[0] + partial[j]
         keep_packed(held, plan)
-        group_sum(total, 1, group_lanes)
-        moments[0] = elements_of_group(plan, lane)
-        moments[1] = total[0] / moments[0]
+        count = elements_of_thread(plan, lane)
+        mean_of_thread = total[0] / T.max(count, 1.0)
         # Squared deviations from that mean.
         for j in T.unroll(vector):
             partial[j] = 0.0
         for step in plan.steps:
             if plan.holds(step, lane):
                 for j in T.unroll(vector):
-                    deviation = from_origin(held[step * vector + j], origin[0], dtype) - moments[1]
+                    deviation = from_origin(held[step * vector + j], origin[0], dtype) - mean_of_thread
                     partial[j] = partial[j] + deviation * deviation
-        total[0] = 0.0
+        squares[0] = 0.0
         for j in T.unroll(vector):
-            total[0] = total[0] + partial[j]
+            squares[0] = squares[0] + partial[j]
         keep_packed(held, plan)
-        group_sum(total, 1, group_lanes)
-        moments[2] = total[0]
+        group_merge_samples(total, squares, mean_of_thread, count, elements_of_group(plan, lane), group_lanes)
         if plan.lanes > WARP:
-            merge_moments_of_warps(moments, slots, plan.threads)
+            merge_samples_of_warps(total, squares, slots, plan)
 
     @traced(T.prim_func)
     def group_norm_held_row(
@@ -125,9 +123,10 @@ def group_norm_held_row(
             held = T.alloc_local((plan.elements,), element)
             scale = T.alloc_local((affine_values,), affine_type(weight_dtype))
             shift = T.alloc_local((affine_values,), affine_type(bias_dtype))
-            moments = T.alloc_local((3,), "float32")
+            total = T.alloc_local((1,), "float32")
+            squares = T.alloc_local((1,), "float32")
             origin = T.alloc_local((1,), "float32")
-            slots = T.alloc_shared((max(plan.lanes // WARP, 1), 3), "float32")
+            slots = T.alloc_shared((max(plan.lanes // WARP, 1), 2), "float32")
             group = T.alloc_var("int32")
             thread = T.get_thread_binding()
             lane = thread % plan.lanes
@@ -144,9 +143,9 @@ def group_norm_held_row(
             if affine_early and has_bias:
                 load_affine_steps(shift, bias, group, lane)
 
-            take_moments(moments, held, origin, slots, lane)
-            mean = moments[1]
-            inverse_deviation = T.rsqrt(moments[2] * (1.0 / n) + eps)
+            take_moments(total, squares, held, origin, slots, lane)
+            mean = total[0] * (1.0 / n)
+            inverse_deviation = T.rsqrt(squares[0] * (1.0 / n) + eps)
 
             if row < rows:
                 for step in plan.steps:
@@ -162,6 +161,6 @@ def group_norm_held_row(
                         )  # fmt: skip
                 if keeps_statistics and lane == 0:
                     statistics[0, row] = origin[0] + mean
-                    statistics[1, row] = moments[2] * (1.0 / max(n - 1, 1))
+                    statistics[1, row] = squares[0] * (1.0 / max(n - 1, 1))
 
     return group_norm_held_row

@@ -24,7 +24,7 @@ from tileops.kernels.group_norm.group_row_program import (
     take_first,
 )
 from tileops.kernels.group_norm.split_plan import PiecePlan, SplitPlan
-from tileops.kernels.row_backward_program import sums_of_parts
+from tileops.kernels.row_backward_sums_program import sums_of_parts
 from tileops.kernels.shared_program import (
     WARP,
     block_merge_moments,
@@ -267,7 +267,7 @@ def group_norm_split_gradients(
     return group_norm_split_gradients
 
 
-def sums_over_batch(weight_dtype: torch.dtype | None, bias_dtype: torch.dtype | None) -> Any:
+def sums_over_batch(weight_dtype: torch.dtype | None, bias_dtype: torch.dtype | None, *, launched_early: bool) -> Any:
     """`sums_of_parts` for any number of channels: samples are the parts."""
     all_channels: Any = T.dynamic("all_channels")
-    return sums_of_parts(all_channels, weight_dtype, bias_dtype)
+    return sums_of_parts(all_channels, weight_dtype, bias_dtype, launched_early=launched_early)

@@ -11,7 +11,7 @@ import tilelang.language as T
 import torch
 
 from tileops.kernels.batch_norm.statistics_program import add_moments
-from tileops.kernels.compiled_program import traced
+from tileops.kernels.compiled_program import macro, traced
 from tileops.kernels.group_norm.group_row_program import (
     affine_shape,
     affine_type,
@@ -27,7 +27,7 @@ from tileops.kernels.shared_program import WARP, block_merge_moments, merge_mome
 __all__ = ["group_norm_split_apply", "group_norm_split_moments"]
 
 
-@T.macro
+@macro
 def merge_parts(moments, partials, row, parts, part_vectors, slots, plan: SplitPlan):
     """`moments` (float32, local: count, mean, M2) become those of the whole row, in every thread of the block.
 

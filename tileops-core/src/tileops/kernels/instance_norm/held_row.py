@@ -15,13 +15,13 @@ from tileops.kernels.instance_norm.training import build_training, facts_of, ide
 
 @final
 class HeldRowInstanceNormTrain(InstanceNormTrain):
-    """Reads a channel of a sample once into the registers of 1 to 1024 threads; see `HeldRowGroupNorm`."""
+    """Reads a channel of a sample once into the registers of 1 to 512 threads; see `HeldRowGroupNorm`."""
 
     supported_archs = at_least(80)
 
     @classmethod
     def refusal(cls, call: InstanceNormTrainCall) -> str | None:
-        """Channels of a served dtype that 1024 threads can hold, 32 registers each."""
+        """Channels of a served dtype that 512 threads can hold, 32 registers each."""
         return facts_of(call).refusal_to_hold(call.arch, call.smem_budget)
 
     @classmethod

@@ -26,10 +26,10 @@ def identity_of(call: InstanceNormTrainCall) -> Hashable:
 
 def build_training(call: InstanceNormTrainCall, build: Callable[[], Normalise]) -> Train:
     """What `build` gives, followed by the update of the running statistics."""
-    from tileops.kernels.compiled_program import compile_program
+    from tileops.kernels.compiled_program import compiled_once
     from tileops.kernels.instance_norm.running_program import instance_norm_running
 
-    steps: list[Any] = compiled_together(build, lambda: compile_program(instance_norm_running(), call.arch))
+    steps: list[Any] = compiled_together(build, lambda: compiled_once(instance_norm_running, call.arch))
     normalise, update = steps
     momentum = float(call.momentum)
 
