@@ -189,24 +189,6 @@ def test_an_in_tree_kernel_serves_every_sample_on_a_gpu(interface: type[KernelIn
             assert op.explain(name, call.on(board)).key is not None
 
 
-def test_the_reference_kernels_compute_what_their_interfaces_promise(close: Any) -> None:
-    """Run on the CPU, which they do not serve: they are plain torch."""
-    for kernel in BatchNormBwdOp.kernel_types.values():
-        (interface,) = (one for one in BatchNormBwdOp.interfaces.values() if issubclass(kernel, one))
-        calls = [one for one in interface.sample_calls(CPU) if one.spatial * one.n <= 1 << 10]
-        for seed, call in enumerate(calls[:12]):
-            tensors = interface.sample_tensors(call, torch.Generator().manual_seed(seed))
-            wide = [None if one is None else one.double() for one in tensors]
-            results = kernel.entry_for(call)[1]()(*tensors)
-            dtypes = (call.dtype, call.weight_dtype, call.bias_dtype)
-            for result, right, dtype in zip(results, interface.reference(call, *wide), dtypes):
-                assert (result is None) == (right is None)
-                if result is not None:
-                    assert result.dtype is dtype
-                    relative, absolute = interface.tolerance(dtype)
-                    torch.testing.assert_close(result.double(), right, rtol=relative, atol=absolute)
-
-
 @pytest.mark.parametrize("op", [LayerNormBwdOp, RMSNormBwdOp])
 @pytest.mark.parametrize(("n", "key"), [(1, "held_row"), (16384, "held_row"), (65536, "streamed_row")])
 def test_a_row_is_held_while_a_block_can_keep_it_and_its_sums(op: Any, n: int, key: str) -> None:

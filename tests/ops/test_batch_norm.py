@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from hypothesis import given
-from tileops import BatchNormFwdOp, register_kernel_type
-from tileops.kernels.batch_norm import BatchNormInferCall, BatchNormTrain, BatchNormTrainCall
+from tileops import BatchNormBwdOp, BatchNormFwdOp, register_kernel_type
+from tileops.kernels.batch_norm import BatchNormBwdCall, BatchNormInferCall, BatchNormTrain, BatchNormTrainCall
 from tileops.kernels.batch_norm.regions import held_plans, region, vector_width
 from tileops.kernels.batch_norm.split_channel import split_channels
 from tileops.kernels.batch_norm.split_column import split_columns
@@ -390,6 +390,22 @@ def test_batch_sizes_build_each_implementation_once_and_select_at_most_two(
         winner = BatchNormFwdOp.selection("batch_norm_fwd_train", call.on(board)).winner
         assert winner is not None
         built.add((winner.key, winner.cls.entry_for(call.on(board))[0]))
+    assert len(built) == len({key for key, _ in built}) <= 2
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("spatial", [1, 49, 101, 3136, 12544, 1 << 20])
+@pytest.mark.parametrize("interface", list(BatchNormBwdOp.interfaces))
+@pytest.mark.parametrize("board", BOARDS)
+def test_batch_sizes_build_each_backward_once_and_select_at_most_two(
+    board: str, interface: str, spatial: int, channels_last: bool
+) -> None:
+    built = set[tuple[str, Any]]()
+    for n in (1 << power for power in range(1, 21)):
+        call = BatchNormBwdCall(torch.device("cuda", 0), n, 64, spatial, torch.float16, channels_last).on(board)
+        winner = BatchNormBwdOp.selection(interface, call).winner
+        assert winner is not None
+        built.add((winner.key, winner.cls.entry_for(call)[0]))
     assert len(built) == len({key for key, _ in built}) <= 2
 
 

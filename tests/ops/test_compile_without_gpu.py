@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
-from tileops.kernels.batch_norm import BatchNormInferCall, BatchNormTrainCall
+from tileops.kernels.batch_norm import BatchNormBwdCall, BatchNormInferCall, BatchNormTrainCall
 from tileops.kernels.fused_add_layer_norm import FusedAddLayerNormCall
 from tileops.kernels.fused_add_rms_norm import FusedAddRMSNormCall
 from tileops.kernels.group_norm import GroupNormBwdCall, GroupNormCall
@@ -21,6 +21,7 @@ from tileops.kernels.kernel_base import kernels_of
 from tileops.kernels.layer_norm import LayerNormBwdCall, LayerNormCall
 from tileops.kernels.rms_norm import RMSNormBwdCall, RMSNormCall
 from tileops.norm import (
+    BatchNormBwdOp,
     BatchNormFwdOp,
     FusedAddLayerNormFwdOp,
     FusedAddRMSNormFwdOp,
@@ -77,6 +78,17 @@ CALLS = [
     (BatchNormFwdOp, "batch_norm_fwd_train", "split_channel", BatchNormTrainCall(CUDA, 4, 128, 1 << 20, HALF)),
     (BatchNormFwdOp, "batch_norm_fwd_infer", "elementwise", BatchNormInferCall(CUDA, 64, 49, BRAIN)),
     (BatchNormFwdOp, "batch_norm_fwd_infer", "elementwise", BatchNormInferCall(CUDA, 64, 49, HALF, channels_last=True)),
+    (BatchNormBwdOp, "batch_norm_bwd_train", "held_column", BatchNormBwdCall(CUDA, 8, 6, 49, SINGLE, True)),
+    (BatchNormBwdOp, "batch_norm_bwd_train", "split_column", BatchNormBwdCall(CUDA, 8192, 1024, 1, HALF)),
+    (BatchNormBwdOp, "batch_norm_bwd_train", "held_channel", BatchNormBwdCall(CUDA, 32, 256, 3136, BRAIN)),
+    (BatchNormBwdOp, "batch_norm_bwd_train", "split_channel", BatchNormBwdCall(CUDA, 4, 128, 1 << 20, HALF)),
+    (BatchNormBwdOp, "batch_norm_bwd_infer", "elementwise", BatchNormBwdCall(CUDA, 8, 64, 196, BRAIN)),
+    (
+        BatchNormBwdOp,
+        "batch_norm_bwd_infer",
+        "elementwise",
+        BatchNormBwdCall(CUDA, 8, 64, 49, HALF, True, need=(True, False, False), bias_dtype=None),
+    ),
     (GroupNormFwdOp, "group_norm", "held_row", GroupNormCall(CUDA, 2048, 32, 1, HALF, weight_dtype=HALF)),
     (GroupNormFwdOp, "group_norm", "cluster_row", GroupNormCall(CUDA, 512, 4, 16384, HALF)),
     (GroupNormFwdOp, "group_norm", "split_row", GroupNormCall(CUDA, 32, 16, 65536, SINGLE, bias_dtype=None)),
@@ -111,7 +123,7 @@ def test_a_kernel_for_an_h200_is_selected_and_compiles(op, interface, key, call)
 def test_every_in_tree_kernel_has_a_call_here():
     compiled = {op.kernel_types[key] for op, _, key, _ in CALLS}
     forward = (LayerNormFwdOp, RMSNormFwdOp, FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp, BatchNormFwdOp)
-    ops = (*forward, GroupNormFwdOp, InstanceNormFwdOp, LayerNormBwdOp, RMSNormBwdOp, GroupNormBwdOp)
+    ops = (*forward, GroupNormFwdOp, InstanceNormFwdOp, LayerNormBwdOp, RMSNormBwdOp, BatchNormBwdOp, GroupNormBwdOp)
     declared = {kernel for op in ops for kernel in op.kernel_types.values()}
     assert compiled == declared
 
@@ -155,21 +167,33 @@ def test_threads_trace_programs_one_at_a_time():
     assert seen == [1] * 32
 
 
-# Implementations whose programs take eps as an argument, each with a call.
-TAKES_EPS = [one for one in CALLS if one[0] is not BatchNormFwdOp]
+# Implementations whose programs take their numbers as arguments, each with a call.
+TAKES_NUMBERS = [
+    *[one for one in CALLS if one[0] is not BatchNormFwdOp][::4],
+    *[(BatchNormFwdOp, "batch_norm_fwd_train", key, call) for key, call in [
+        ("held_column", BatchNormTrainCall(CUDA, 8, 6, 49, SINGLE, channels_last=True)),
+        ("held_channel", BatchNormTrainCall(CUDA, 32, 64, 12544, HALF)),
+        ("split_column", BatchNormTrainCall(CUDA, 8192, 1024, 1, HALF)),
+        ("split_channel", BatchNormTrainCall(CUDA, 4, 128, 1 << 20, HALF)),
+    ]],
+    (BatchNormFwdOp, "batch_norm_fwd_infer", "elementwise", BatchNormInferCall(CUDA, 64, 49, BRAIN)),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "interface", "key", "call"), TAKES_EPS[::4], ids=lambda value: str(value)[:60])
-def test_a_second_eps_is_an_entry_of_its_own_without_compiling(op, interface, key, call, monkeypatch):
+@pytest.mark.parametrize(("op", "interface", "key", "call"), TAKES_NUMBERS, ids=lambda value: str(value)[:60])
+def test_another_eps_or_momentum_is_an_entry_of_its_own_without_compiling(op, interface, key, call, monkeypatch):
     from tileops.kernels import compiled_program
 
-    stated = call.on("h200")
-    identity, factory = op.kernel_types[key].entry_for(stated)
-    first = factory()
-    monkeypatch.setattr(compiled_program, "compile_program", lambda *_: pytest.fail("it compiles"))
-    other_identity, other_factory = op.kernel_types[key].entry_for(dataclasses.replace(stated, eps=0.25))
-    assert other_identity != identity
-    assert other_factory() is not first
+    kernel = op.kernel_types[key]
+    stated = call.on("h200").normalised()
+    identity, factory = kernel.entry_for(stated)
+    factory()
+    monkeypatch.setattr(compiled_program.tilelang, "compile", lambda *_, **__: pytest.fail("it compiles"))
+    numbers = {name: number for name, number in {"eps": 0.25, "momentum": 0.5}.items() if hasattr(call, name)}
+    for name, number in numbers.items():
+        other_identity, other_factory = kernel.entry_for(dataclasses.replace(stated, **{name: number}))
+        assert other_identity != identity
+        assert kernels_of(other_factory())
 
 
 def test_the_text_of_a_macro_is_parsed_once_when_a_program_first_uses_it(monkeypatch):

@@ -31,7 +31,7 @@ OTHERS = [
 """Boards that nobody measured."""
 
 
-IN_TORCH = ("reference", "reference_train", "reference_infer")
+IN_TORCH = ("reference", "reference_train")
 """Implementations in plain torch: their build compiles nothing."""
 
 

@@ -2,8 +2,11 @@
 
 from tileops.kernels.batch_norm.backward_interface import BatchNormBwdCall, BatchNormBwdInfer, BatchNormBwdTrain
 from tileops.kernels.batch_norm.elementwise import ElementwiseBatchNorm
+from tileops.kernels.batch_norm.elementwise_backward import ElementwiseBatchNormBwd
 from tileops.kernels.batch_norm.held_channel import HeldChannelBatchNorm
+from tileops.kernels.batch_norm.held_channel_backward import HeldChannelBatchNormBwd
 from tileops.kernels.batch_norm.held_column import HeldColumnBatchNorm
+from tileops.kernels.batch_norm.held_column_backward import HeldColumnBatchNormBwd
 from tileops.kernels.batch_norm.interface import (
     BatchNormInfer,
     BatchNormInferCall,
@@ -11,9 +14,10 @@ from tileops.kernels.batch_norm.interface import (
     BatchNormTrainCall,
     statistics_dtype,
 )
-from tileops.kernels.batch_norm.reference_backward import ReferenceBatchNormBwdInfer, ReferenceBatchNormBwdTrain
 from tileops.kernels.batch_norm.split_channel import SplitChannelBatchNorm
+from tileops.kernels.batch_norm.split_channel_backward import SplitChannelBatchNormBwd
 from tileops.kernels.batch_norm.split_column import SplitColumnBatchNorm
+from tileops.kernels.batch_norm.split_column_backward import SplitColumnBatchNormBwd
 
 __all__ = [
     "BatchNormBwdCall",
@@ -24,11 +28,14 @@ __all__ = [
     "BatchNormTrain",
     "BatchNormTrainCall",
     "ElementwiseBatchNorm",
+    "ElementwiseBatchNormBwd",
     "HeldChannelBatchNorm",
+    "HeldChannelBatchNormBwd",
     "HeldColumnBatchNorm",
-    "ReferenceBatchNormBwdInfer",
-    "ReferenceBatchNormBwdTrain",
+    "HeldColumnBatchNormBwd",
     "SplitChannelBatchNorm",
+    "SplitChannelBatchNormBwd",
     "SplitColumnBatchNorm",
+    "SplitColumnBatchNormBwd",
     "statistics_dtype",
 ]

@@ -124,10 +124,10 @@ class BatchNormBwdTrain(_BatchNormBwd):
                 x's device.
             x: `(N, C, *spatial)`, `call.dtype`, dense in the memory order that the call names, 16-byte aligned,
                 at least two values per channel.
-            mean: `(C,)`, float32 (float64 for float64), contiguous, on x's device: the mean of x that the forward
+            mean: `(C,)`, float32 (float64 for float64), contiguous, 16-byte aligned, on x's device: the mean of x that the forward
                 returned.
             invstd: Likewise, `1 / sqrt(var + eps)`.
-            weight: `(C,)`, `call.weight_dtype`, contiguous, on x's device; None where `weight_dtype` is.
+            weight: `(C,)`, `call.weight_dtype`, contiguous, 16-byte aligned, on x's device; None where `weight_dtype` is.
 
         Returns:
             Three new tensors: x's shape, memory order and `call.dtype`; `(C,)`, `call.weight_dtype`; `(C,)`,
@@ -168,9 +168,9 @@ class BatchNormBwdInfer(_BatchNormBwd):
                 x's device.
             x: `(N, C, *spatial)`, `call.dtype`, dense in the memory order that the call names, 16-byte aligned,
                 at least one element.
-            mean: `(C,)`, float32 (float64 for float64), contiguous, on x's device: the running mean.
+            mean: `(C,)`, float32 (float64 for float64), contiguous, 16-byte aligned, on x's device: the running mean.
             invstd: Likewise, `1 / sqrt(running_var + eps)`.
-            weight: `(C,)`, `call.weight_dtype`, contiguous, on x's device; None where `weight_dtype` is.
+            weight: `(C,)`, `call.weight_dtype`, contiguous, 16-byte aligned, on x's device; None where `weight_dtype` is.
 
         Returns:
             Three new tensors: x's shape, memory order and `call.dtype`; `(C,)`, `call.weight_dtype`; `(C,)`,

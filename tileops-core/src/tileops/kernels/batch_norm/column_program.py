@@ -16,6 +16,7 @@ from tileops.kernels.shared_program import WARP, from_origin, group_sum, tilelan
 __all__ = [
     "channel_totals",
     "column_origins",
+    "lane_statistic",
     "read_rows",
     "read_table",
     "row_square_sums",
@@ -62,6 +63,26 @@ def column_origins(origin, x, column, columns: int, run: int, vector: int, dtype
         origin[lane] = 0.0
         if dtype is torch.float32:
             origin[lane] = x[0, T.min(column * vector + lane, columns - 1) // run * run]
+
+
+@macro
+def lane_statistic(lanes, statistic, column, c: int, run: int, vector: int):
+    """``lanes`` (float32, local, vector) becomes the ``statistic`` of each lane's channel in a column of vectors.
+
+    The lanes past the last column take one of the last channels'.
+    """
+    quad = min(vector, 4)
+    own = T.alloc_local((vector,), statistic.dtype)
+    if run == 1:
+        start = T.min(column, c // vector - 1) * vector
+        for at in T.unroll(vector // quad):
+            for lane in T.vectorized(quad):
+                own[at * quad + lane] = statistic[start + at * quad + lane]
+        for lane in T.unroll(vector):
+            lanes[lane] = T.cast(own[lane], FLOAT32)
+    else:
+        for lane in T.unroll(vector):
+            lanes[lane] = T.cast(statistic[T.min((column * vector + lane) // run, c - 1)], FLOAT32)
 
 
 @macro
@@ -116,7 +137,7 @@ def channel_totals(values, slots, totals, thread, across: int, down, run: int, c
 @macro
 def settle_channel(
     table, place, x, channel, moments, affine, kept, writes, run: int, dtype: torch.dtype,
-    eps: float, momentum: float, running: bool, mean, invstd, running_mean, running_var,
+    eps, momentum, running: bool, mean, invstd, running_mean, running_var,
 ):  # fmt: skip
     """One thread's work for a channel: its ``table`` column (centre, scale, shift), and its results if it ``writes``."""
     origin = T.alloc_local((1,), FLOAT32)

@@ -50,22 +50,30 @@ class ElementwiseBatchNorm(BatchNormInfer):
     def __init__(self, call: BatchNormInferCall | None = None) -> None:
         super().__init__(call)
         assert call is not None
-        self._columns = call.spatial if _along_runs(call) else call.c * run_of(call)
-        self._launch: Callable[..., Any] = _run_map(call) if _along_runs(call) else _column_map(call)
+        along, self._eps = _along_runs(call), float(call.eps)
+        self._columns = call.spatial if along else call.c * run_of(call)
+        self._launch: Callable[..., Any] = _run_map(call) if along else _column_map(call)
+        # Elements of a full chip whose threads take a vector each.
+        vector = vector_width(call.spatial if along else call.c * run_of(call), call.dtype)
+        self._turn = call.sm_count * (RUN_BLOCKS if along else COLUMN_BLOCKS) * THREADS * vector
+        self._most_taken = RUN_UNROLL if along else COLUMN_UNROLL
 
     def forward(
         self, x: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor | None, bias: Tensor | None
     ) -> Tensor:
         """One launch. `running_mean` stands in for an absent tensor: the program does not read it as that."""
-        shape, strides = (x.numel() // self._columns, self._columns), (self._columns, 1)
+        size = x.numel()
+        shape, strides = (size // self._columns, self._columns), (self._columns, 1)
         y = torch.empty_like(x)
         self._launch(
             x.as_strided(shape, strides),
+            min(self._most_taken, 1 + size // self._turn),  # few each, until all of the chip is busy
             running_mean,
             running_var,
             running_mean if weight is None else weight,
             running_mean if bias is None else bias,
             y.as_strided(shape, strides),
+            self._eps,
         )
         return y
 
@@ -88,7 +96,6 @@ def _run_map(call: BatchNormInferCall) -> Callable[..., Any]:
         call.dtype,
         call.weight_dtype,
         call.bias_dtype,
-        call.eps,
         vector=vector_width(call.spatial, call.dtype),
         threads=THREADS,
         unroll=RUN_UNROLL,
@@ -109,7 +116,6 @@ def _column_map(call: BatchNormInferCall) -> Callable[..., Any]:
         call.dtype,
         call.weight_dtype,
         call.bias_dtype,
-        call.eps,
         vector=vector,
         across=across,
         down=THREADS // across,

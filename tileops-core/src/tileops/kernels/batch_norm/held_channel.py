@@ -13,6 +13,7 @@ from tileops.kernels.batch_norm.launch import (
     Launch,
     Results,
     built_together,
+    constants_of,
     identity_facts,
     launch_training,
     program_facts,
@@ -35,7 +36,7 @@ REGISTERS: Final = 64
 
 @final
 class HeldChannelBatchNorm(BatchNormTrain):
-    """One block a channel up to 48 KiB; from architecture 90 on a cluster of 8 up to about 1.1 MiB."""
+    """One block a channel up to 48 KiB; from architecture 90 on a cluster of 2 or 8 up to about 1.1 MiB."""
 
     supported_archs = at_least(80)
 
@@ -52,7 +53,7 @@ class HeldChannelBatchNorm(BatchNormTrain):
 
 def _entry(call: BatchNormTrainCall) -> Entry:
     """The programs as one entry, with the contract of `BatchNormTrain.forward`."""
-    c, spatial = call.c, call.spatial
+    c, spatial, constants = call.c, call.spatial, constants_of(call)
     plans = held_plans(call)
     launches = built_together([lambda plan=plan: _launch(call, plan) for plan in plans])
     holders = [(plan.most_n, launch) for plan, launch in zip(plans, launches)]
@@ -66,7 +67,7 @@ def _entry(call: BatchNormTrainCall) -> Entry:
     ) -> Results:
         n = x.shape[0]
         launch = next(launch for most_n, launch in holders if n <= most_n)
-        return launch_training(launch, x, (n, c, spatial), c, (running_mean, running_var, weight, bias))
+        return launch_training(launch, x, (n, c, spatial), c, (running_mean, running_var, weight, bias), constants)
 
     return Entry(run, kernels=launches)
 

@@ -9,12 +9,14 @@ A block is as large as its launch asks for: (WARP, warps) threads. TileLang plac
 all that it needs are written here.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import tilelang.language as T
 import torch
 
+from tileops.kernels.batch_norm.cluster_program import clusters, tell_cluster
 from tileops.kernels.batch_norm.statistics_program import (
     FLOAT32,
     add_moments,
@@ -36,14 +38,6 @@ from tileops.kernels.shared_program import (
 )
 
 __all__ = ["held_channel_program"]
-
-
-def clusters(channels: int, blocks: int, warps: Any) -> Any:
-    """The launch of a cluster of `blocks` for each channel."""
-    threads = [WARP, warps]
-    if blocks == 1:
-        return T.Kernel(channels, threads=threads)
-    return T.ClusterKernel(channels * blocks, threads=threads, cluster_dims=(blocks, 1, 1))
 
 
 @macro
@@ -103,24 +97,15 @@ def merge_block(moments, sum_slots, square_slots, warps):
 
 @macro
 def merge_cluster(moments, mine, peers, rank, warp, blocks: int):
-    """Merge the ``moments`` (float32, local, 3) of a cluster's blocks, in the order of their ranks.
-
-    The caller has announced itself to the cluster: no block may write into one that has not started.
-    """
-    T.cluster_wait()
-    if warp == 0:
-        # Every lane writes the same, and reads back what it wrote itself.
-        for i in T.unroll(3):
-            mine[i] = moments[i]
-        for block in list(range(blocks)):
-            T.copy_cluster(mine, peers[rank, :], dst_block=block)
-    T.cluster_sync()
+    """Merge the ``moments`` (float32, local, 3) of a cluster's blocks, in the order of their ranks."""
+    tell_cluster(moments, mine, peers, rank, warp, blocks, 3)
     for i in T.unroll(3):
         moments[i] = 0.0
     for block in T.unroll(blocks):
         merge_moments(moments, peers[block, 0], peers[block, 1], peers[block, 2])
 
 
+@functools.cache
 def held_channel_program(
     arch: int,
     c: int,
@@ -129,8 +114,6 @@ def held_channel_program(
     weight_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
     running: bool,
-    eps: float,
-    momentum: float,
     *,
     vector: int,
     blocks: int,
@@ -141,7 +124,9 @@ def held_channel_program(
     parking_group: int,
     registers: int,
 ) -> Callable[..., Any]:
-    """Compile ``(x, running_mean, running_var, weight, bias, y, mean, invstd)``, x and y as (n, c, spatial).
+    """Compile ``(x, running_mean, running_var, weight, bias, y, mean, invstd, eps, momentum)``.
+
+    x and y are (n, c, spatial).
 
     Serves every batch size up to ``blocks * most_warps * WARP * (held_steps + parked_steps) * vector // spatial``;
     ``parked_steps`` is a multiple of ``parking_group``. ``fill_warps`` is as ``block_warps`` takes it, and
@@ -162,6 +147,8 @@ def held_channel_program(
         y: T.Tensor((n, c, spatial), element),
         mean: T.Tensor((c,), FLOAT32),
         invstd: T.Tensor((c,), FLOAT32),
+        eps: T.float32,
+        momentum: T.float32,
     ):
         with clusters(c, blocks, warps) as block:
             if blocks > 1:

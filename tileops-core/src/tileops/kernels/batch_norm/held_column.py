@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tileops.device import at_least
 from tileops.kernels.batch_norm.interface import BatchNormTrain, BatchNormTrainCall
-from tileops.kernels.batch_norm.launch import Results, identity_facts, launch_training, program_facts
+from tileops.kernels.batch_norm.launch import Results, constants_of, identity_facts, launch_training, program_facts
 from tileops.kernels.batch_norm.regions import COLUMN_THREADS, WARP, held_tile, refusal_of, run_of
 
 REGISTERS: Final = 128
@@ -38,7 +38,7 @@ class HeldColumnBatchNorm(BatchNormTrain):
         from tileops.kernels.batch_norm.held_column_program import held_column_program
 
         tile, steps = held_tile(call)
-        self._c, self._columns = call.c, call.c * run_of(call)
+        self._c, self._columns, self._constants = call.c, call.c * run_of(call), constants_of(call)
         self._launch: Callable[..., Any] = held_column_program(
             *program_facts(call, run_of(call)),
             vector=tile.vector,
@@ -59,4 +59,5 @@ class HeldColumnBatchNorm(BatchNormTrain):
     ) -> Results:
         """One launch."""
         shape = (x.numel() // self._columns, self._columns)
-        return launch_training(self._launch, x, shape, self._c, (running_mean, running_var, weight, bias))
+        statistics = (running_mean, running_var, weight, bias)
+        return launch_training(self._launch, x, shape, self._c, statistics, self._constants)

@@ -5,6 +5,7 @@ A block is as large as its launch asks for: (WARP, warps) threads. TileLang plac
 all that it needs are written here.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,7 @@ from tileops.kernels.shared_program import (
 __all__ = ["held_column_program"]
 
 
+@functools.cache
 def held_column_program(
     arch: int,
     c: int,
@@ -45,8 +47,6 @@ def held_column_program(
     weight_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
     running: bool,
-    eps: float,
-    momentum: float,
     *,
     vector: int,
     across: int,
@@ -55,7 +55,9 @@ def held_column_program(
     steps: int,
     registers: int,
 ) -> Callable[..., Any]:
-    """Compile ``(x, running_mean, running_var, weight, bias, y, mean, invstd)``, x and y as (rows, c * run).
+    """Compile ``(x, running_mean, running_var, weight, bias, y, mean, invstd, eps, momentum)``.
+
+    x and y are (rows, c * run).
 
     Serves up to ``most_warps * WARP // across * steps`` rows. ``fill_warps`` is as ``block_warps`` takes it, and
     ``registers`` how many a thread may take.
@@ -76,6 +78,8 @@ def held_column_program(
         y: T.Tensor((rows, c * run), element),
         mean: T.Tensor((c,), FLOAT32),
         invstd: T.Tensor((c,), FLOAT32),
+        eps: T.float32,
+        momentum: T.float32,
     ):
         with T.Kernel(-(-vectors // across), threads=[WARP, warps]) as tile:
             thread = T.get_thread_binding(1) * WARP + T.get_thread_binding(0)

@@ -83,10 +83,10 @@ class BatchNormTrain(KernelInterface[BatchNormTrainCall]):
         Args:
             x: `(N, C, *spatial)`, `call.dtype`, dense in the memory order that the call names, 16-byte aligned,
                 at least two values per channel.
-            running_mean: `(C,)`, float32 (float64 for float64), contiguous, on x's device; None where
+            running_mean: `(C,)`, float32 (float64 for float64), contiguous, 16-byte aligned, on x's device; None where
                 `call.running` is False. Written: `(1 - momentum) * running_mean + momentum * mean`.
             running_var: Likewise, with the unbiased variance.
-            weight: `(C,)`, `call.weight_dtype`, contiguous, on x's device; None where `weight_dtype` is.
+            weight: `(C,)`, `call.weight_dtype`, contiguous, 16-byte aligned, on x's device; None where `weight_dtype` is.
             bias: Likewise, `call.bias_dtype`.
 
         Returns:
@@ -179,9 +179,9 @@ class BatchNormInfer(KernelInterface[BatchNormInferCall]):
         Args:
             x: `(N, C, *spatial)`, `call.dtype`, dense in the memory order that the call names, 16-byte aligned,
                 at least one element.
-            running_mean: `(C,)`, float32 (float64 for float64), contiguous, on x's device.
+            running_mean: `(C,)`, float32 (float64 for float64), contiguous, 16-byte aligned, on x's device.
             running_var: Likewise.
-            weight: `(C,)`, `call.weight_dtype`, contiguous, on x's device; None where `weight_dtype` is.
+            weight: `(C,)`, `call.weight_dtype`, contiguous, 16-byte aligned, on x's device; None where `weight_dtype` is.
             bias: Likewise, `call.bias_dtype`.
 
         Returns:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from tileops.call_spec import CallSpec
 from tileops.kernels.batch_norm.interface import BatchNormTrainCall
 from tileops.kernels.kernel_base import Kernel
 
@@ -21,23 +22,28 @@ Statistics = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 def program_facts(call: BatchNormTrainCall, run: int) -> tuple[Any, ...]:
     """The leading arguments of every program that writes the output; `run` is what it sees as a channel's run."""
     affine = (call.weight_dtype, call.bias_dtype)
-    return (call.arch, call.c, run, call.dtype, *affine, call.running, call.eps, call.momentum)
+    return (call.arch, call.c, run, call.dtype, *affine, call.running)
 
 
 def identity_facts(call: BatchNormTrainCall, run: int) -> tuple[Any, ...]:
-    """What every build identity holds: the device, and what the programs are built from. No batch size."""
-    return (call.device, *program_facts(call, run))
+    """What every build identity holds: the device, what the programs are built from and given. No batch size."""
+    return (call.device, *program_facts(call, run), *constants_of(call))
+
+
+def constants_of(call: BatchNormTrainCall) -> tuple[float, float]:
+    """The last arguments of every program that writes the output, which entries of other values share."""
+    return float(call.eps), float(call.momentum)
 
 
 @final
-class Launch(Kernel[BatchNormTrainCall]):
+class Launch(Kernel[Any]):
     """One program of an entry of several."""
 
-    def __init__(self, call: BatchNormTrainCall, program: Callable[..., Any]) -> None:
+    def __init__(self, call: CallSpec, program: Callable[..., Any]) -> None:
         super().__init__(call)
         self._program = program
 
-    def forward(self, *arguments: Tensor | int) -> None:
+    def forward(self, *arguments: Tensor | float | None) -> None:
         """Take the arguments in the program's order."""
         self._program(*arguments)
 
@@ -50,9 +56,15 @@ def built_together(builders: Sequence[Callable[[], Launch]]) -> list[Launch]:
 
 
 def launch_training(
-    launch: Callable[..., Any], x: Tensor, shape: Shape, channels: int, statistics: Statistics, *parts: Tensor | int
+    launch: Callable[..., Any],
+    x: Tensor,
+    shape: Shape,
+    channels: int,
+    statistics: Statistics,
+    constants: tuple[float, float],
+    *parts: Tensor | int,
 ) -> Results:
-    """Allocate the results and launch `(x, *parts, running_mean, running_var, weight, bias, y, mean, invstd)`.
+    """Allocate the results and launch `(x, *parts, running_mean, running_var, weight, bias, y, mean, invstd, …)`.
 
     Args:
         launch: The program, or what calls it.
@@ -60,6 +72,7 @@ def launch_training(
         shape: What the program sees x and the output as, in the order of memory.
         channels: The number of channels.
         statistics: The tensors beside x.
+        constants: What follows: eps and momentum.
         parts: What an earlier launch left, and how it cut x.
     """
     strides = dense_strides(shape)
@@ -78,6 +91,7 @@ def launch_training(
         y.as_strided(shape, strides),
         mean,
         invstd,
+        *constants,
     )
     return y, mean, invstd
 
@@ -106,12 +120,24 @@ class TwoLaunches(NamedTuple):
         return cls(*built_together([moments, apply]))
 
     def __call__(
-        self, x: Tensor, shape: Shape, channels: int, statistics: Statistics, chunks: int, partials: Shape
+        self,
+        x: Tensor,
+        shape: Shape,
+        channels: int,
+        statistics: Statistics,
+        constants: tuple[float, float],
+        chunks: int,
+        partials: Shape,
     ) -> Results:
         """Run both; `partials` is the shape of what the first leaves for the second."""
         moments = x.new_empty(partials, dtype=torch.float32)
         self.moments(x.as_strided(shape, dense_strides(shape)), moments, chunks)
-        return launch_training(self.apply, x, shape, channels, statistics, moments, chunks)
+        return launch_training(self.apply, x, shape, channels, statistics, constants, moments, chunks)
+
+
+def viewed(tensor: Tensor | None, shape: Shape) -> Tensor | None:
+    """A dense tensor in `shape`, in the order of memory; None stays None."""
+    return None if tensor is None else tensor.as_strided(shape, dense_strides(shape))
 
 
 def dense_strides(shape: Shape) -> Shape:

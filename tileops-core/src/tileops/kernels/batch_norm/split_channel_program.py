@@ -6,6 +6,7 @@ argument of both launches. Nothing stays on chip between them but what the L2 ca
 backwards: it starts with the parts that were read last.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,7 @@ def find_part(place, n, part, part_items, run_vectors: int):
     place[2] = place[1] + T.cast(T.min(T.cast(n, "int64") * run_vectors - start, T.cast(part_items, "int64")), "int32")
 
 
+@functools.cache
 def split_moments_program(
     arch: int,
     c: int,
@@ -103,6 +105,7 @@ def split_moments_program(
     return compile_program(main, arch)
 
 
+@functools.cache
 def split_apply_program(
     arch: int,
     c: int,
@@ -111,15 +114,13 @@ def split_apply_program(
     weight_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
     running: bool,
-    eps: float,
-    momentum: float,
     *,
     vector: int,
     threads: int,
     unroll: int,
     min_blocks: int,
 ) -> Callable[..., Any]:
-    """Compile ``(x, partials, chunks, running_mean, running_var, weight, bias, y, mean, invstd)``."""
+    """Compile ``(x, partials, chunks, running_mean, running_var, weight, bias, y, mean, invstd, eps, momentum)``."""
     element = tilelang_dtype(dtype)
     run_vectors = spatial // vector
     warps = threads // WARP
@@ -138,6 +139,8 @@ def split_apply_program(
         y: T.Tensor((n, c, spatial), element),
         mean: T.Tensor((c,), FLOAT32),
         invstd: T.Tensor((c,), FLOAT32),
+        eps: T.float32,
+        momentum: T.float32,
     ):
         with T.Kernel(parts * c, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)

@@ -10,12 +10,21 @@ from torch import Tensor
 
 from tileops.device import at_least
 from tileops.kernels.batch_norm.interface import BatchNormTrain, BatchNormTrainCall
-from tileops.kernels.batch_norm.launch import Cut, Launch, Results, TwoLaunches, identity_facts, program_facts
+from tileops.kernels.batch_norm.launch import (
+    Cut,
+    Launch,
+    Results,
+    TwoLaunches,
+    constants_of,
+    identity_facts,
+    program_facts,
+)
 from tileops.kernels.batch_norm.regions import (
     COLUMN_THREADS,
     LINE_BYTES,
     SECTOR_PAIR,
     Tile,
+    TrainCall,
     refusal_of,
     run_of,
     tile_of,
@@ -42,20 +51,33 @@ class SplitColumns(NamedTuple):
     """How columns are cut, whatever the number of rows: parts of a tile, in chunks of `unroll` rows a thread."""
 
     tile: Tile
+    threads: int
+    min_blocks: int
     unroll: int
     sm_count: int
     row_bytes: int
     run_bytes: int
 
     @property
+    def tuning(self) -> dict[str, int]:
+        """What programs are compiled for."""
+        return {
+            "vector": self.tile.vector,
+            "across": self.tile.across,
+            "threads": self.threads,
+            "unroll": self.unroll,
+            "min_blocks": self.min_blocks,
+        }
+
+    @property
     def chunk(self) -> int:
         """Rows of a chunk."""
-        return self.tile.down * self.unroll
+        return self.threads // self.tile.across * self.unroll
 
     def cut(self, rows: int) -> Cut:
         """Parts enough to fill the chip, and few enough that merging a channel's costs less than reading one."""
         waves = 1 if rows * self.row_bytes <= ONE_WAVE_BYTES else 4
-        wanted = -(-waves * MIN_BLOCKS * self.sm_count // self.tile.tiles)
+        wanted = -(-waves * self.min_blocks * self.sm_count // self.tile.tiles)
         # p parts of rows / p rows: p * PARTIAL_BYTES of partials a channel stay below rows / p * run_bytes of data.
         sensible = max(1, math.isqrt(rows * self.run_bytes // PARTIAL_BYTES))
         chunks = -(-rows // (min(wanted, sensible) * self.chunk))
@@ -87,16 +109,10 @@ def _entry(call: BatchNormTrainCall) -> Entry:
     )
 
     split, c, columns = split_columns(call), call.c, call.c * run_of(call)
-    tuning = {
-        "vector": split.tile.vector,
-        "across": split.tile.across,
-        "threads": COLUMN_THREADS,
-        "unroll": split.unroll,
-        "min_blocks": MIN_BLOCKS,
-    }
+    constants = constants_of(call)
     launches = TwoLaunches.built(
-        lambda: Launch(call, split_column_moments_program(call.arch, c, run_of(call), call.dtype, **tuning)),
-        lambda: Launch(call, split_column_apply_program(*program_facts(call, run_of(call)), **tuning)),
+        lambda: Launch(call, split_column_moments_program(call.arch, c, run_of(call), call.dtype, **split.tuning)),
+        lambda: Launch(call, split_column_apply_program(*program_facts(call, run_of(call)), **split.tuning)),
     )
 
     def run(
@@ -108,16 +124,22 @@ def _entry(call: BatchNormTrainCall) -> Entry:
     ) -> Results:
         rows = x.numel() // columns
         chunks, parts = split.cut(rows)
-        return launches(x, (rows, columns), c, (running_mean, running_var, weight, bias), chunks, (2, parts, c))
+        statistics = (running_mean, running_var, weight, bias)
+        return launches(x, (rows, columns), c, statistics, constants, chunks, (2, parts, c))
 
     return Entry(run, kernels=launches)
 
 
 def split_columns(call: BatchNormTrainCall) -> SplitColumns:
     """How columns are cut for all batch sizes of a call."""
+    return columns_cut(call, COLUMN_THREADS, MIN_BLOCKS, CHUNK_BYTES, CHUNK_ROWS)
+
+
+def columns_cut(call: TrainCall, threads: int, min_blocks: int, chunk_bytes: int, chunk_rows: int) -> SplitColumns:
+    """The same for blocks of `threads`, which read at most so many bytes and rows of a tensor before they use any."""
     run_bytes = run_of(call) * call.dtype.itemsize
     row_bytes = call.c * run_bytes
     # Every block of a tile reads the partials of the whole tile: a narrow matrix has few tiles, many parts.
     tile = tile_of(call, LINE_BYTES if row_bytes >= 16 * LINE_BYTES else SECTOR_PAIR)
-    unroll = min(CHUNK_ROWS, CHUNK_BYTES // (tile.vector * call.dtype.itemsize))
-    return SplitColumns(tile, unroll, call.sm_count, row_bytes, run_bytes)
+    unroll = min(chunk_rows, chunk_bytes // (tile.vector * call.dtype.itemsize))
+    return SplitColumns(tile, threads, min_blocks, unroll, call.sm_count, row_bytes, run_bytes)

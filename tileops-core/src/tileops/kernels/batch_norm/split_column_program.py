@@ -5,6 +5,7 @@ A part is `chunks` chunks of ``down * unroll`` rows, the last part what is left;
 launches. The second one walks backwards: it begins with what the L2 cache got last.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,7 @@ MOST_READERS = 16
 """Threads that share the parts of a channel; one of them then merges what they have, one after the other."""
 
 
+@functools.cache
 def split_column_moments_program(
     arch: int,
     c: int,
@@ -124,6 +126,7 @@ def split_column_moments_program(
     return compile_program(main, arch)
 
 
+@functools.cache
 def split_column_apply_program(
     arch: int,
     c: int,
@@ -132,8 +135,6 @@ def split_column_apply_program(
     weight_dtype: torch.dtype | None,
     bias_dtype: torch.dtype | None,
     running: bool,
-    eps: float,
-    momentum: float,
     *,
     vector: int,
     across: int,
@@ -141,7 +142,7 @@ def split_column_apply_program(
     unroll: int,
     min_blocks: int,
 ) -> Callable[..., Any]:
-    """Compile ``(x, partials, chunks, running_mean, running_var, weight, bias, y, mean, invstd)``."""
+    """Compile ``(x, partials, chunks, running_mean, running_var, weight, bias, y, mean, invstd, eps, momentum)``."""
     element = tilelang_dtype(dtype)
     vectors = c * run // vector
     channels = across * vector // run
@@ -163,6 +164,8 @@ def split_column_apply_program(
         y: T.Tensor((rows, c * run), element),
         mean: T.Tensor((c,), FLOAT32),
         invstd: T.Tensor((c,), FLOAT32),
+        eps: T.float32,
+        momentum: T.float32,
     ):
         with T.Kernel(parts * tiles, threads=threads) as block:
             T.annotate_min_blocks_per_sm(min_blocks)

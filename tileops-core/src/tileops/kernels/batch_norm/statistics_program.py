@@ -21,6 +21,7 @@ __all__ = [
     "channel_origin",
     "hold",
     "keep_statistics",
+    "locate",
     "read_affine",
     "read_running",
     "store_held",
@@ -67,7 +68,7 @@ def read_running(kept, channel, running_mean, running_var, running: bool):
 
 @macro
 def keep_statistics(
-    channel, count, origin, centre, m2, kept, eps: float, momentum: float, running: bool,
+    channel, count, origin, centre, m2, kept, eps, momentum, running: bool,
     mean, invstd, running_mean, running_var,
 ):  # fmt: skip
     """Write the channel's results: mean, 1 / std, and the running statistics with the unbiased variance.

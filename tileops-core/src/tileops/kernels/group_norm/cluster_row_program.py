@@ -9,13 +9,15 @@ TileLang places no barriers in such a program: in a branch for one warp they wou
 that it needs are written here.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import tilelang.language as T
 import torch
 
-from tileops.kernels.batch_norm.held_channel_program import clusters, merge_block, merge_cluster
+from tileops.kernels.batch_norm.cluster_program import clusters
+from tileops.kernels.batch_norm.held_channel_program import merge_block, merge_cluster
 from tileops.kernels.batch_norm.statistics_program import add_moments
 from tileops.kernels.compiled_program import compile_sized_program, traced
 from tileops.kernels.group_norm.cluster_plan import ClusterPlan
@@ -33,6 +35,7 @@ from tileops.kernels.shared_program import WARP, take_origin, tilelang_dtype
 __all__ = ["group_norm_cluster_row"]
 
 
+@functools.cache  # as `compiled_once`
 def group_norm_cluster_row(
     plan: ClusterPlan,
     channels: int,

@@ -8,13 +8,14 @@ barrier all else follows from them.
 TileLang places no barriers in such a program; the one that it needs is written here.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import tilelang.language as T
 import torch
 
-from tileops.kernels.batch_norm.held_channel_program import clusters
+from tileops.kernels.batch_norm.cluster_program import clusters
 from tileops.kernels.compiled_program import compile_sized_program, traced
 from tileops.kernels.group_norm.group_row_program import affine_shape, affine_type, groups_of, load_affine, take_first
 from tileops.kernels.group_norm.held_backward_plan import HeldBackwardPlan
@@ -27,6 +28,7 @@ SUMS = 4
 """Of each part: values and squared deviations from their mean, grad, grad * x. x is counted as `take_first` says."""
 
 
+@functools.cache  # as `compiled_once`
 def group_norm_held_backward(
     plan: HeldBackwardPlan,
     dtype: torch.dtype,

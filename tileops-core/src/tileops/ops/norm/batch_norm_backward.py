@@ -15,8 +15,11 @@ from tileops.kernels.batch_norm import (
     BatchNormBwdCall,
     BatchNormBwdInfer,
     BatchNormBwdTrain,
-    ReferenceBatchNormBwdInfer,
-    ReferenceBatchNormBwdTrain,
+    ElementwiseBatchNormBwd,
+    HeldChannelBatchNormBwd,
+    HeldColumnBatchNormBwd,
+    SplitChannelBatchNormBwd,
+    SplitColumnBatchNormBwd,
     statistics_dtype,
 )
 from tileops.kernels.batch_norm.interface import BATCH_CAP
@@ -55,7 +58,13 @@ class BatchNormBwdOp(BackwardOp):
     """
 
     interfaces = {"batch_norm_bwd_train": BatchNormBwdTrain, "batch_norm_bwd_infer": BatchNormBwdInfer}
-    kernel_types = {"reference_train": ReferenceBatchNormBwdTrain, "reference_infer": ReferenceBatchNormBwdInfer}
+    kernel_types = {
+        "held_column": HeldColumnBatchNormBwd,
+        "split_column": SplitColumnBatchNormBwd,
+        "held_channel": HeldChannelBatchNormBwd,
+        "split_channel": SplitChannelBatchNormBwd,
+        "elementwise": ElementwiseBatchNormBwd,
+    }
     any_layout = True  # channels-last memory is served as it is
     sharding = batch_norm_sharding.backward
     results = ("grad_x", "grad_weight", "grad_bias")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tileops.errors import InputError
-from tileops.kernels.batch_norm import BatchNormBwdCall, BatchNormBwdInfer, ReferenceBatchNormBwdInfer
+from tileops.kernels.batch_norm import BatchNormBwdCall, BatchNormBwdInfer, ElementwiseBatchNormBwd
 from tileops.kernels.group_norm import (
     GroupNormBwd,
     GroupNormBwdCall,
@@ -43,7 +43,7 @@ class InstanceNormBwdOp(BackwardOp):
         "short_row": ShortRowGroupNormBwd,
         "held_row": HeldRowGroupNormBwd,
         "split_row": SplitRowGroupNormBwd,
-        "reference_infer": ReferenceBatchNormBwdInfer,
+        "elementwise": ElementwiseBatchNormBwd,
     }
     sharding = instance_norm_sharding.backward
     any_layout = True  # the gradient of x has x's memory order
