@@ -15,6 +15,8 @@ import torch
 from tileops.kernels.batch_norm import BatchNormBwdCall, BatchNormInferCall, BatchNormTrainCall
 from tileops.kernels.fused_add_layer_norm import FusedAddLayerNormCall
 from tileops.kernels.fused_add_rms_norm import FusedAddRMSNormCall
+from tileops.kernels.group_norm import GroupNormBwdCall, GroupNormCall
+from tileops.kernels.instance_norm import InstanceNormTrainCall
 from tileops.kernels.kernel_base import kernels_of
 from tileops.kernels.layer_norm import LayerNormBwdCall, LayerNormCall
 from tileops.kernels.rms_norm import RMSNormBwdCall, RMSNormCall
@@ -23,6 +25,9 @@ from tileops.norm import (
     BatchNormFwdOp,
     FusedAddLayerNormFwdOp,
     FusedAddRMSNormFwdOp,
+    GroupNormBwdOp,
+    GroupNormFwdOp,
+    InstanceNormFwdOp,
     LayerNormBwdOp,
     LayerNormFwdOp,
     RMSNormBwdOp,
@@ -84,6 +89,25 @@ CALLS = [
         "elementwise",
         BatchNormBwdCall(CUDA, 8, 64, 49, HALF, True, need=(True, False, False), bias_dtype=None),
     ),
+    (GroupNormFwdOp, "group_norm", "held_row", GroupNormCall(CUDA, 2048, 32, 1, HALF, weight_dtype=HALF)),
+    (GroupNormFwdOp, "group_norm", "cluster_row", GroupNormCall(CUDA, 512, 4, 16384, HALF)),
+    (GroupNormFwdOp, "group_norm", "split_row", GroupNormCall(CUDA, 32, 16, 65536, SINGLE, bias_dtype=None)),
+    (
+        InstanceNormFwdOp,
+        "instance_norm_train",
+        "held_row_train",
+        InstanceNormTrainCall(CUDA, 2048, 3136, HALF, weight_dtype=None),
+    ),
+    (InstanceNormFwdOp, "instance_norm_train", "cluster_row_train", InstanceNormTrainCall(CUDA, 64, 262144, HALF)),
+    (
+        InstanceNormFwdOp,
+        "instance_norm_train",
+        "split_row_train",
+        InstanceNormTrainCall(CUDA, 256, 1 << 20, SINGLE, weight_dtype=None, bias_dtype=None),
+    ),
+    (GroupNormBwdOp, "group_norm_bwd", "short_row", GroupNormBwdCall(CUDA, 2048, 32, 1, HALF)),
+    (GroupNormBwdOp, "group_norm_bwd", "held_row", GroupNormBwdCall(CUDA, 1024, 8, 3136, HALF)),
+    (GroupNormBwdOp, "group_norm_bwd", "split_row", GroupNormBwdCall(CUDA, 32, 16, 65536, BRAIN)),
 ]
 
 
@@ -97,10 +121,10 @@ def test_a_kernel_for_an_h200_is_selected_and_compiles(op, interface, key, call)
 
 
 def test_every_in_tree_kernel_has_a_call_here():
-    compiled = {(op, key) for op, _, key, _ in CALLS}
+    compiled = {op.kernel_types[key] for op, _, key, _ in CALLS}
     forward = (LayerNormFwdOp, RMSNormFwdOp, FusedAddLayerNormFwdOp, FusedAddRMSNormFwdOp, BatchNormFwdOp)
-    ops = (*forward, LayerNormBwdOp, RMSNormBwdOp, BatchNormBwdOp)
-    declared = {(op, key) for op in ops for key in op.kernel_types}
+    ops = (*forward, GroupNormFwdOp, InstanceNormFwdOp, LayerNormBwdOp, RMSNormBwdOp, BatchNormBwdOp, GroupNormBwdOp)
+    declared = {kernel for op in ops for kernel in op.kernel_types.values()}
     assert compiled == declared
 
 
@@ -108,12 +132,15 @@ OTHER_BOARDS = [
     (LayerNormFwdOp, "layer_norm", LayerNormCall(CUDA, 1024, HALF)),
     (LayerNormBwdOp, "layer_norm_bwd", LayerNormBwdCall(CUDA, 1024, HALF)),
     (FusedAddLayerNormFwdOp, "fused_add_layer_norm", FusedAddLayerNormCall(CUDA, 1024, HALF)),
+    (GroupNormFwdOp, "group_norm", GroupNormCall(CUDA, 512, 4, 16384, HALF)),
 ]
 
 
 @pytest.mark.parametrize("board", ["a100", "rtx5090"])
 @pytest.mark.parametrize(
-    ("op", "interface", "call"), OTHER_BOARDS, ids=["layer_norm", "layer_norm_bwd", "fused_add_layer_norm"]
+    ("op", "interface", "call"),
+    OTHER_BOARDS,
+    ids=["layer_norm", "layer_norm_bwd", "fused_add_layer_norm", "group_norm"],
 )
 def test_kernels_for_other_boards_compile(op, interface, call, board):
     stated = call.on(board)

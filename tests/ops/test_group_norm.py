@@ -11,10 +11,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from hypothesis import given
 from hypothesis import strategies as st
 from tileops import GroupNormFwdOp, InputError, InstanceNormFwdOp, OpNotAvailableError, register_kernel_type
-from tileops.kernels.group_norm import GroupNorm, GroupNormBwd, GroupNormBwdCall, GroupNormCall
+from tileops.kernels.group_norm import GroupNormBwdCall, GroupNormCall
 from tileops.kernels.group_norm.interface import ROWS_CAP, sample_x
 from tileops.kernels.instance_norm import InstanceNormTrain, InstanceNormTrainCall
-from tileops.kernels.kernel_base import KernelInterface
 from tileops.ops import op_base
 from tileops.testing import Limits
 from tileops.testing.target_rules import _cases
@@ -289,35 +288,6 @@ def test_sample_tensors_have_rows_of_the_class_that_they_are_drawn_for(rows: int
     groups = x.shape[1] // channels
     assert GroupNormCall(CPU, x.shape[0] * groups, channels, spatial, torch.float32).normalised() == call
     assert call.rows <= ROWS_CAP
-
-
-INTERFACES = [
-    (GroupNormFwdOp, "group_norm", GroupNorm),
-    (InstanceNormFwdOp, "instance_norm_train", InstanceNormTrain),
-    (GroupNormFwdOp.backward, "group_norm_bwd", GroupNormBwd),
-]
-
-
-@pytest.mark.parametrize(("op", "name", "interface"), INTERFACES, ids=[name for _, name, _ in INTERFACES])
-def test_the_reference_kernels_compute_what_their_interfaces_promise(
-    op: Any, name: str, interface: type[KernelInterface[Any]]
-) -> None:
-    """Run on the CPU, which they do not serve: they are plain torch."""
-    kernels = [
-        one for key, one in op.kernel_types.items() if key.startswith("reference") and issubclass(one, interface)
-    ]
-    calls = [one for one in interface.sample_calls(CPU) if one.rows * one.spatial <= 1 << 12][:12]
-    for seed, (kernel, call) in enumerate((kernel, call) for kernel in kernels for call in calls):
-        tensors = interface.sample_tensors(call, torch.Generator().manual_seed(seed))
-        right = interface.reference(call, *in_float64(*tensors))
-        results = kernel.entry_for(call)[1]()(*tensors)
-        written = tensors[1:3] if interface.writes else ()
-        results, right = (value if isinstance(value, tuple) else (value,) for value in (results, right))
-        for result, expected in zip((*results, *written), right, strict=True):
-            assert (result is None) == (expected is None)
-            if result is not None:
-                relative, absolute = interface.tolerance(result.dtype)
-                torch.testing.assert_close(result.double(), expected, rtol=relative, atol=absolute)
 
 
 @pytest.mark.parametrize("op", [GroupNormFwdOp, GroupNormFwdOp.backward, InstanceNormFwdOp, InstanceNormFwdOp.backward])

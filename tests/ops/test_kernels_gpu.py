@@ -17,7 +17,11 @@ from tileops import (
     CaptureError,
     FusedAddLayerNormFwdOp,
     FusedAddRMSNormFwdOp,
+    GroupNormBwdOp,
+    GroupNormFwdOp,
     InputError,
+    InstanceNormBwdOp,
+    InstanceNormFwdOp,
     LayerNormBwdOp,
     LayerNormFwdOp,
     OpNotAvailableError,
@@ -45,18 +49,23 @@ OPS = (
     FusedAddLayerNormFwdOp,
     FusedAddRMSNormFwdOp,
     BatchNormFwdOp,
+    GroupNormFwdOp,
+    InstanceNormFwdOp,
     LayerNormBwdOp,
     RMSNormBwdOp,
     BatchNormBwdOp,
+    GroupNormBwdOp,
+    InstanceNormBwdOp,
 )
 
-IMPLEMENTATIONS = [
-    pytest.param(interface, kernel, id=f"{name}-{key}")
+PLACES = {
+    (interface, kernel): f"{name}-{key}"
     for op in OPS
     for name, interface in op.interfaces.items()
     for key, kernel in op.kernel_types.items()
     if issubclass(kernel, interface)
-]
+}
+IMPLEMENTATIONS = [pytest.param(*place, id=name) for place, name in PLACES.items()]
 
 
 def served(interface: type[KernelInterface[Any]], kernel: type[Kernel[Any]]) -> list[Any]:

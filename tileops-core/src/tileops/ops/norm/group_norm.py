@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tileops.kernels.group_norm import GroupNorm, ReferenceGroupNorm
+from tileops.kernels.group_norm import ClusterRowGroupNorm, GroupNorm, HeldRowGroupNorm, SplitRowGroupNorm
 from tileops.ops.checks import check_number, contiguous, dense
 from tileops.ops.norm.group_norm_backward import GroupNormBwdOp
 from tileops.ops.norm.groups import check_divides, check_groups, group_norm_call, in_order_of
@@ -26,7 +26,7 @@ class GroupNormFwdOp(Op):
     """
 
     interfaces = {"group_norm": GroupNorm}
-    kernel_types = {"reference": ReferenceGroupNorm}
+    kernel_types = {"held_row": HeldRowGroupNorm, "cluster_row": ClusterRowGroupNorm, "split_row": SplitRowGroupNorm}
     backward = GroupNormBwdOp
     sharding = ShardByShard(samples_alone)
     any_layout = True  # the result has x's memory order

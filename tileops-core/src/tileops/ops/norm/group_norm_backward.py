@@ -7,7 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tileops.kernels.group_norm import GroupNormBwd, GroupNormBwdCall, ReferenceGroupNormBwd
+from tileops.kernels.group_norm import (
+    GroupNormBwd,
+    GroupNormBwdCall,
+    HeldRowGroupNormBwd,
+    ShortRowGroupNormBwd,
+    SplitRowGroupNormBwd,
+)
 from tileops.ops.backward_op import BackwardOp
 from tileops.ops.checks import check_like, check_number
 from tileops.ops.norm.groups import (
@@ -32,7 +38,11 @@ class GroupNormBwdOp(BackwardOp):
     """
 
     interfaces = {"group_norm_bwd": GroupNormBwd}
-    kernel_types = {"reference": ReferenceGroupNormBwd}
+    kernel_types = {
+        "short_row": ShortRowGroupNormBwd,
+        "held_row": HeldRowGroupNormBwd,
+        "split_row": SplitRowGroupNormBwd,
+    }
     sharding = ShardByShard(samples_alone, sharded=("x", "grad"), sums=("grad_weight", "grad_bias"))
     any_layout = True  # the gradient of x has x's memory order
     results = ("grad_x", "grad_weight", "grad_bias")

@@ -11,9 +11,15 @@ from torch import Tensor
 from tileops.call_spec import size_class
 from tileops.errors import InputError
 from tileops.kernels.batch_norm import BatchNormInfer, ElementwiseBatchNorm
-from tileops.kernels.group_norm import GroupNorm, ReferenceGroupNorm
+from tileops.kernels.group_norm import ClusterRowGroupNorm, GroupNorm, HeldRowGroupNorm, SplitRowGroupNorm
 from tileops.kernels.group_norm.interface import ROWS_CAP
-from tileops.kernels.instance_norm import InstanceNormTrain, InstanceNormTrainCall, ReferenceInstanceNormTrain
+from tileops.kernels.instance_norm import (
+    ClusterRowInstanceNormTrain,
+    HeldRowInstanceNormTrain,
+    InstanceNormTrain,
+    InstanceNormTrainCall,
+    SplitRowInstanceNormTrain,
+)
 from tileops.ops.checks import check_number, contiguous, dense, shown_shape
 from tileops.ops.norm import instance_norm_sharding
 from tileops.ops.norm.groups import group_norm_call, in_order_of
@@ -51,8 +57,12 @@ class InstanceNormFwdOp(Op):
         "batch_norm_fwd_infer": BatchNormInfer,
     }
     kernel_types = {
-        "reference": ReferenceGroupNorm,
-        "reference_train": ReferenceInstanceNormTrain,
+        "held_row": HeldRowGroupNorm,
+        "cluster_row": ClusterRowGroupNorm,
+        "split_row": SplitRowGroupNorm,
+        "held_row_train": HeldRowInstanceNormTrain,
+        "cluster_row_train": ClusterRowInstanceNormTrain,
+        "split_row_train": SplitRowInstanceNormTrain,
         "elementwise": ElementwiseBatchNorm,
     }
     backward = InstanceNormBwdOp

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from tileops.errors import InputError
 from tileops.kernels.batch_norm import BatchNormBwdCall, BatchNormBwdInfer, ElementwiseBatchNormBwd
-from tileops.kernels.group_norm import GroupNormBwd, GroupNormBwdCall, ReferenceGroupNormBwd
+from tileops.kernels.group_norm import (
+    GroupNormBwd,
+    GroupNormBwdCall,
+    HeldRowGroupNormBwd,
+    ShortRowGroupNormBwd,
+    SplitRowGroupNormBwd,
+)
 from tileops.ops.backward_op import BackwardOp
 from tileops.ops.checks import check_like, check_number
 from tileops.ops.norm import instance_norm_sharding
@@ -33,7 +39,12 @@ class InstanceNormBwdOp(BackwardOp):
     """
 
     interfaces = {"group_norm_bwd": GroupNormBwd, "batch_norm_bwd_infer": BatchNormBwdInfer}
-    kernel_types = {"reference": ReferenceGroupNormBwd, "elementwise": ElementwiseBatchNormBwd}
+    kernel_types = {
+        "short_row": ShortRowGroupNormBwd,
+        "held_row": HeldRowGroupNormBwd,
+        "split_row": SplitRowGroupNormBwd,
+        "elementwise": ElementwiseBatchNormBwd,
+    }
     sharding = instance_norm_sharding.backward
     any_layout = True  # the gradient of x has x's memory order
     results = ("grad_x", "grad_weight", "grad_bias")
