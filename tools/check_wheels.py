@@ -121,7 +121,7 @@ def run_tests(python: Path, folder: Path) -> None:
     """Run the tests on a copy that has no source beside it."""
     for path in TESTS:
         shutil.copytree(ROOT / path, folder / path, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in ("pyproject.toml", "tests/conftest.py"):
+    for path in ("pyproject.toml", "tests/conftest.py", "tests/warm_parent.py"):
         shutil.copy(ROOT / path, folder / path)
     environment = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run([python, "-m", "pytest", "-q", *WORKERS, *TESTS], cwd=folder, check=True, env=environment)

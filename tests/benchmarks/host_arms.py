@@ -55,25 +55,25 @@ def _floor(op: Any, tensors: tuple[torch.Tensor, ...]) -> Call:
     entry = op.kernel_for(selection.interface, selection.call)
     if not tensors[0].is_cuda:
         raise LookupError("no bare executable takes tensors on this device")
-    floor = _launching(entry._launch, *tensors)
+    floor = _launching(entry._launch, op.eps, *tensors)
     torch.testing.assert_close(floor(), op(*tensors))
     return floor
 
 
 def _launching(
-    launch: Callable[..., Any], x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    launch: Callable[..., Any], eps: float, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Call:
     """The two written out: unpacking a tuple would cost the floor what no launch needs."""
     empty_like = torch.empty_like
 
     def with_bias() -> torch.Tensor:
         y = empty_like(x)
-        launch(x, weight, bias, y)
+        launch(x, weight, bias, y, eps)
         return y
 
     def without_bias() -> torch.Tensor:
         y = empty_like(x)
-        launch(x, weight, y)
+        launch(x, weight, y, eps)
         return y
 
     return without_bias if bias is None else with_bias

@@ -271,11 +271,12 @@ def test_a_worker_says_that_a_peer_is_not_there() -> None:
 def test_the_floor_allocates_and_launches_with_and_without_a_bias() -> None:
     x, weight, bias = torch.randn(2, 8), torch.randn(8), torch.randn(8)
 
-    def launch(*tensors: torch.Tensor) -> None:
-        tensors[-1].copy_(sum(tensors[:-1]))
+    def launch(*given: Any) -> None:
+        *inputs, y, eps = given
+        y.copy_(sum(inputs) + eps)
 
-    assert torch.equal(host_arms._launching(launch, x, weight, bias)(), x + weight + bias)
-    assert torch.equal(host_arms._launching(launch, x, weight)(), x + weight)
+    assert torch.equal(host_arms._launching(launch, 0.5, x, weight, bias)(), x + weight + bias + 0.5)
+    assert torch.equal(host_arms._launching(launch, 0.5, x, weight)(), x + weight + 0.5)
 
 
 def test_peers_are_asked_in_turns_and_one_that_dies_costs_the_others_nothing(asked: argparse.Namespace) -> None:
