@@ -427,10 +427,21 @@ def test_a_record_is_read_once_for_a_build_and_never_for_a_hit(
     fake: Any, tunable: Tunable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     op, reads = fake.op({"row": tunable(3.0, 1.0)})(), list[Any]()
+    op.tune(X)
+    as_in_a_later_process()
     read = tuning_records.read_record
     monkeypatch.setattr(tuning_records, "read_record", lambda identity: reads.append(identity) or read(identity))
     op(X), op(X), op(X)
     assert len(reads) == 1
+
+
+def test_where_nobody_tuned_a_build_asks_for_no_identity(
+    fake: Any, tunable: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning_records, "_versions", lambda: pytest.fail("versions are asked for"))
+    op = fake.op({"row": tunable(3.0, 1.0)})()
+    op(X)
+    assert configuration(op, X) == {"takes": 3.0}
 
 
 def test_a_kernel_without_configurations_reads_no_record(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
