@@ -31,7 +31,7 @@ from tileops.backend import (
     status,
     unregister_kernel_type,
 )
-from tileops.backend.compatibility import plainly_holds
+from tileops.backend.compatibility import _stated_about_us, plainly_holds
 from tileops.backend.policy import POLICY_VARIABLE
 from tileops.backend.registration import registry
 from tileops.errors import BackendLoadWarning, RegistrationError
@@ -661,3 +661,13 @@ def test_a_question_answers_though_every_backend_is_broken(site: Any) -> None:
         site.backend(name, "raise OSError('no licence')")
     with pytest.warns(BackendLoadWarning):
         assert [one.state for one in status()] == [State.FAILED, State.FAILED]
+
+
+def test_a_requirement_of_an_extra_alone_is_passed_over_without_packaging(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "packaging.requirements", None)
+    assert _stated_about_us("tileops-core[testing]>=9; extra == 'test'") is None
+
+
+@pytest.mark.parametrize("marker", ["extra == 'test' or python_version > '3'", "python_version > '3'", "extra != 'x'"])
+def test_a_requirement_whose_marker_is_more_than_an_extra_counts(marker: str) -> None:
+    assert _stated_about_us(f"tileops-core>=9; {marker}") == ("tileops-core", ">=9")

@@ -17,6 +17,7 @@ _OURS: Final = ("tileops-core", "tileops")
 
 _REQUIREMENT: Final = re.compile(r"\s*([A-Za-z0-9._-]+)(.*)", re.DOTALL)
 _CLAUSE: Final = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*([0-9]+(?:\.[0-9]+)*)\s*")
+_OF_AN_EXTRA: Final = re.compile(r"""\s*extra\s*==\s*(["'])[A-Za-z0-9._-]+\1\s*""")  # a whole marker
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -50,6 +51,8 @@ def _stated_about_us(requirement: str) -> tuple[str, str] | None:
     begins = _REQUIREMENT.match(requirement)
     if begins is None or normalised_name(begins[1]) not in _OURS or plainly_holds(begins[2], core_version()):
         return None
+    if _OF_AN_EXTRA.fullmatch(requirement.partition(";")[2]):
+        return None  # nobody who installed the backend alone asked for it
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
