@@ -65,6 +65,7 @@ _library: Final = torch.library.Library("tileops", "FRAGMENT")
 _lock = threading.RLock()  # not Final: a forked child gets a new one
 _schemas: Final[dict[str, str]] = {}
 _owners: Final[dict[str, Any]] = {}
+_unfinished: Final[set[str]] = set()
 _sharded: Final[set[str]] = set()
 
 
@@ -117,6 +118,8 @@ def packet(namespace: Any, name: str, find: Callable[[Any, str], Any]) -> Any:
     if public not in _owners:
         load()  # a backend may bring the op
     with _lock:
+        if public in _unfinished:  # torch asks while we define, and whoever found it now would call past autograd
+            raise AttributeError(f"torch.ops.tileops.{name} is being defined")
         _define(public)
         found: Any = namespace.__dict__.get(name)
         return find(namespace, name) if found is None else found
@@ -129,14 +132,24 @@ def _define(name: str) -> None:
         return
     route = route_named(cls, name)
     schema = schema_of(cls, route)
-    _schemas[name] = schema  # before: `define` asks the namespace whether it has such an op
+    _unfinished.add(name)
+    try:
+        _register(name, schema, route)
+    finally:
+        _unfinished.discard(name)
+    _schemas[name] = schema
+    for defined in (name, f"_{name}"):  # at the end: it puts the torch op where every thread finds it
+        torch.library.register_vmap(f"tileops::{defined}", partial(_each, name, defined), lib=_library)
+
+
+def _register(name: str, schema: str, route: Route) -> None:
+    """Give torch both torch ops, with every kernel that they have but the rule for vmap."""
     tags = tags_of(route)
     # Each kernel looks the class up by name when it runs, so that a reloaded one takes over.
     for defined in (name, f"_{name}"):
         _library.define(f"{'_' * (defined != name)}{schema}", tags=tags)
         _library.impl(defined, _implementation(name, len(route.arguments)), "CompositeExplicitAutograd")
         _library.impl(defined, partial(_meta, name), "Meta")
-        torch.library.register_vmap(f"tileops::{defined}", partial(_each, name, defined), lib=_library)
     _library.impl(name, partial(_autograd, name), "Autograd", with_keyset=True)
     _library.impl(f"_{name}", torch.library.fallthrough_kernel, "Autograd")
     for device, dtype in route.autocast:
